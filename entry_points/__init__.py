@@ -1,0 +1,1 @@
+"""Plugins of this package, one file each: hook implementations and options, nothing else."""

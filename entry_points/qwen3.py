@@ -1,0 +1,33 @@
+"""Plugin ``qwen3``: torchtitan's own Qwen3, from the checkpoint's config.json or from a flavor."""
+
+from __future__ import annotations
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.hooks import Machine, hookimpl
+from torchtitan_qwen3_trn.models.qwen3 import job
+from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+BACKENDS = ("native", "nki_moe")
+
+
+@hookimpl
+def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
+    """Torchtitan's Qwen3 for the backends that run it."""
+    if config.model.backend not in BACKENDS:
+        return None
+    return job.model_spec_for(config)
+
+
+@hookimpl
+def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+    """Sizes against parallel degrees, positions and vocabulary."""
+    return job.check(config, machine) if config.model.backend in BACKENDS else []
+
+
+@hookimpl
+def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
+    """Choose the SPMD backend that gloo can run with expert parallelism."""
+    if config.model.backend in BACKENDS:
+        job.use_supported_spmd_backend(config, machine)

@@ -1,0 +1,91 @@
+"""The two seams: the only places where an attribute of stock torchtitan is replaced.
+
+1. ``torchtitan.config.ConfigManager`` becomes a subclass that understands ``--job.config_file``.
+2. ``torchtitan.tools.utils.device_type`` and ``device_module`` become the CPU's when no accelerator exists
+   (stock assumes CUDA and fails).
+
+PyTorch calls :func:`autoload` at the end of ``import torch`` (entry-point group ``torch.backends``), so both are
+registered as post-import hooks: a process that never imports torchtitan is left as it was. Set
+``TORCHTITAN_QWEN3_TRN_SEAMS=0`` to switch both off.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+SWITCH = "TORCHTITAN_QWEN3_TRN_SEAMS"
+
+
+def autoload() -> None:
+    """Register both seams. Never raises: an exception here would break ``import torch`` for everybody."""
+    if not seams_enabled():
+        return
+    try:
+        from wrapt.importer import register_post_import_hook
+
+        register_post_import_hook(_guarded(_install_config_manager), "torchtitan.config")
+        register_post_import_hook(_guarded(_install_cpu_device), "torchtitan.tools.utils")
+    except Exception as error:
+        _step_aside(error)
+
+
+def seams_enabled() -> bool:
+    """Whether ``TORCHTITAN_QWEN3_TRN_SEAMS`` leaves the seams on (the default)."""
+    return os.environ.get(SWITCH, "1").lower() not in ("0", "false", "off", "no")
+
+
+def install_cpu_device_late() -> None:
+    """Apply the CPU seam in a process where :func:`autoload` never ran.
+
+    With ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torchtitan is imported before this package, and several of its modules
+    already hold their own copy of ``device_type`` and ``device_module`` (``from torchtitan.tools.utils import``).
+    Those copies follow the seam. Does nothing when an accelerator exists or the seams are switched off.
+    """
+    utils = sys.modules.get("torchtitan.tools.utils")
+    if utils is None or not seams_enabled():
+        return
+    stock = {"device_type": utils.device_type, "device_module": utils.device_module}
+    _install_cpu_device(utils)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchtitan.") and module is not utils:
+            for attribute, before in stock.items():
+                if module.__dict__.get(attribute) is before:
+                    setattr(module, attribute, getattr(utils, attribute))
+
+
+def _install_config_manager(config: Any) -> None:
+    from torchtitan_qwen3_trn.job.manager import JobConfigManager
+
+    config.ConfigManager = JobConfigManager
+
+
+def _install_cpu_device(utils: Any) -> None:
+    if utils._get_available_device_type() is not None:
+        return
+    from torchtitan_qwen3_trn.device.cpu import cpu_device_module
+
+    utils.device_type = "cpu"
+    utils.device_module = cpu_device_module
+
+
+def _guarded(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def hook(module: ModuleType) -> None:
+        try:
+            install(module)
+        except Exception as error:
+            _step_aside(error)
+
+    return hook
+
+
+def _step_aside(error: Exception) -> None:
+    warnings.warn(
+        f"torchtitan-qwen3-trn stepped aside and left torchtitan as it is: {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,25 @@
+"""The ``torchtitan-trn`` command: one module per subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from torchtitan_qwen3_trn.cli import plugins
+from torchtitan_qwen3_trn.errors import JobError
+
+COMMANDS = (plugins,)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``torchtitan-trn``; returns the exit status: 0, or 2 when the user has something to correct."""
+    parser = argparse.ArgumentParser(prog="torchtitan-trn", description="Tools around torchtitan-qwen3-trn jobs.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(subparsers).set_defaults(run=command.run)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except JobError as error:
+        print(error.report(), file=sys.stderr)  # noqa: T201
+        return 2

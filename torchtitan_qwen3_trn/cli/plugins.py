@@ -1,0 +1,86 @@
+"""``torchtitan-trn plugins``: what is installed, what it does and what can be set."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import typing
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from torchtitan_qwen3_trn.job.schema import describe
+from torchtitan_qwen3_trn.plugins import (
+    InstalledPlugin,
+    LoadedPlugin,
+    implemented_hooks,
+    installed_plugins,
+    load,
+    routes_of,
+)
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Declare the subcommand."""
+    parser: argparse.ArgumentParser = subparsers.add_parser("plugins", help="list installed plugins")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every installed plugin; status 1 when one of them cannot be loaded."""
+    rows = [describe_plugin(plugin) for group in installed_plugins().values() for plugin in group]
+    rows.sort(key=lambda row: row["name"])
+    if arguments.json:
+        print(json.dumps(rows, indent=2))  # noqa: T201
+    else:
+        _print_table(rows)
+    return int(any(row["problem"] for row in rows))
+
+
+def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
+    """Name, distribution, version, routes, hooks, options and, if it cannot be loaded, the problem."""
+    active, problems = load([plugin])
+    loaded = active.loaded[0] if active.loaded else None
+    return {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "routes": routes_of(plugin.name),
+        "hooks": implemented_hooks(loaded.module) if loaded else [],
+        "options": _options(loaded) if loaded else [],
+        "problem": "; ".join(map(str, problems)),
+    }
+
+
+def _options(plugin: LoadedPlugin) -> list[dict[str, Any]]:
+    options_type = plugin.options_type
+    if options_type is None:
+        return []
+    hints, defaults = typing.get_type_hints(options_type), options_type()
+    return [
+        {
+            "name": option.name,
+            "type": describe(hints[option.name]),
+            "default": getattr(defaults, option.name),
+        }
+        for option in dataclasses.fields(options_type)
+    ]
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    table = Table(show_lines=True)
+    for heading in ("plugin", "distribution", "routes", "hooks", "options: type = default"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        options = [f"{item['name']}: {item['type']} = {json.dumps(item['default'])}" for item in row["options"]]
+        table.add_row(
+            row["name"],
+            f"{row['distribution']} {row['version']}",
+            "\n".join(row["routes"]) or "on request",
+            "\n".join(row["hooks"]) or row["problem"],
+            "\n".join(options) or "none",
+        )
+    Console().print(table)

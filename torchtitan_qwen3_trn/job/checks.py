@@ -1,0 +1,215 @@
+"""Checks that need no plugin: sizes, parallel degrees, folders. Everything is reported, nothing is changed."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.hooks import Machine
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+_POSITIVE = (
+    "training.local_batch_size",
+    "training.seq_len",
+    "training.steps",
+    "training.max_norm",
+    "training.gc_freq",
+    "parallelism.data_parallel_replicate_degree",
+    "parallelism.tensor_parallel_degree",
+    "parallelism.pipeline_parallel_degree",
+    "parallelism.pipeline_parallel_microbatch_size",
+    "parallelism.context_parallel_degree",
+    "parallelism.expert_parallel_degree",
+    "metrics.log_freq",
+    "profiler.profile_freq",
+    "validator.freq",
+    "comm.init_timeout_seconds",
+    "comm.train_timeout_seconds",
+    "loss.num_chunks",
+    "job.gradient_accumulation_steps",
+)
+_POSITIVE_OR_MINUS_ONE = (
+    "training.global_batch_size",
+    "parallelism.data_parallel_shard_degree",
+    "validator.steps",
+)
+_NOT_NEGATIVE = (
+    "lr_scheduler.warmup_steps",
+    "lr_scheduler.total_steps",
+    "lr_scheduler.decay_ratio",
+    "lr_scheduler.min_lr_factor",
+    "dataloader.num_workers",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
+
+
+def check_config(config: PluginTrainer.Config, machine: Machine, known: set[str]) -> list[Problem]:
+    """Every problem of ``config`` on ``machine``; keys in ``known`` were reported already and are skipped."""
+    problems = [*_sizes(config), *_optimizer(config)]
+    if not any(problem.where.startswith("parallelism.") for problem in problems):
+        problems += _world_size(config, machine)
+        problems += _batches(config, machine)
+        problems += _sequence(config)
+    problems += [*_folders(config), *_data(config), *_device(config, machine)]
+    return [problem for problem in problems if problem.where not in known]
+
+
+def data_parallel_degree(config: PluginTrainer.Config, machine: Machine) -> int:
+    """Ranks that read different data: replicate degree times shard degree, the latter inferred when it is -1."""
+    degrees = config.parallelism
+    shard = degrees.data_parallel_shard_degree
+    if shard == -1:
+        shard = max(machine.world_size // _fixed_degrees(config), 1)
+    return degrees.data_parallel_replicate_degree * shard
+
+
+def _sizes(config: Any) -> list[Problem]:
+    rules = [
+        (_POSITIVE, lambda value: value > 0, "must be positive"),
+        (
+            _POSITIVE_OR_MINUS_ONE,
+            lambda value: value > 0 or value == -1,
+            "must be positive, or -1 to infer it",
+        ),
+        (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
+    ]
+    problems = []
+    for paths, accepts, requirement in rules:
+        for path in paths:
+            section, _, key = path.partition(".")
+            value = getattr(getattr(config, section), key, None)
+            if value is not None and not accepts(value):
+                problems.append(Problem(path, f"{value} is not possible", f"it {requirement}"))
+    return problems
+
+
+def _optimizer(config: Any) -> list[Problem]:
+    problems = []
+    for index, group in enumerate(config.optimizer.param_groups):
+        where = "optimizer" if len(config.optimizer.param_groups) == 1 else f"optimizer.param_groups[{index}]"
+        settings = group.optimizer_kwargs
+        if not settings.get("lr", 1) > 0:
+            problems.append(Problem(f"{where}.lr", f"{settings['lr']} is not possible", "it must be positive"))
+        for key in ("eps", "weight_decay"):
+            if settings.get(key, 0) < 0:
+                problems.append(
+                    Problem(f"{where}.{key}", f"{settings[key]} is not possible", "it must not be negative")
+                )
+        betas = settings.get("betas", (0.9, 0.95))
+        if not all(0 <= beta < 1 for beta in betas):
+            problems.append(Problem(f"{where}.betas", f"{list(betas)} is not possible", "each must be in [0, 1)"))
+    return problems
+
+
+def _fixed_degrees(config: Any) -> int:
+    """Product of all degrees but ``data_parallel_shard_degree``."""
+    degrees = config.parallelism
+    return (
+        degrees.data_parallel_replicate_degree
+        * degrees.context_parallel_degree
+        * degrees.tensor_parallel_degree
+        * degrees.pipeline_parallel_degree
+    )
+
+
+def _world_size(config: Any, machine: Machine) -> list[Problem]:
+    degrees, fixed, ranks = config.parallelism, _fixed_degrees(config), machine.world_size
+    shard = degrees.data_parallel_shard_degree
+    formula = (
+        f"replicate {degrees.data_parallel_replicate_degree} x shard {shard} x context "
+        f"{degrees.context_parallel_degree} x tensor {degrees.tensor_parallel_degree} x pipeline "
+        f"{degrees.pipeline_parallel_degree}"
+    )
+    problems = []
+    if shard == -1 and (ranks % fixed or ranks < fixed):
+        what = f"{formula} cannot fill {ranks} ranks: {ranks} is not a multiple of {fixed}"
+        problems.append(Problem("parallelism", what, "change a degree or the number of ranks"))
+    elif shard != -1 and shard * fixed != ranks:
+        what = f"{formula} = {shard * fixed} ranks, but the job was started with {ranks}"
+        fix = f"start it with --nproc_per_node={shard * fixed}, or set data_parallel_shard_degree = -1"
+        problems.append(Problem("parallelism", what, fix))
+    expert = degrees.expert_parallel_degree
+    region = (ranks // degrees.pipeline_parallel_degree) // degrees.data_parallel_replicate_degree
+    if not problems and region % expert:
+        what = f"{expert} does not divide the {region} ranks of shard x context x tensor"
+        problems.append(Problem("parallelism.expert_parallel_degree", what, "choose a divisor"))
+    return problems
+
+
+def _batches(config: Any, machine: Machine) -> list[Problem]:
+    training, problems = config.training, []
+    if training.local_batch_size <= 0:
+        return []
+    per_step = training.local_batch_size * data_parallel_degree(config, machine)
+    if training.global_batch_size > 0 and training.global_batch_size % per_step:
+        what = f"{training.global_batch_size} is not a multiple of local batch size x data-parallel degree ({per_step})"
+        nearest = max(training.global_batch_size // per_step, 1) * per_step
+        problems.append(Problem("training.global_batch_size", what, f"the nearest is {nearest}"))
+    if config.job.gradient_accumulation_steps and training.global_batch_size > 0:
+        what = "contradicts training.global_batch_size"
+        problems.append(Problem("job.gradient_accumulation_steps", what, "set only one of them"))
+    return problems
+
+
+def _sequence(config: Any) -> list[Problem]:
+    degrees, seq_len = config.parallelism, config.training.seq_len
+    context = degrees.context_parallel_degree
+    divisor = (degrees.tensor_parallel_degree if degrees.enable_sequence_parallel else 1) * (
+        2 * context if context > 1 else 1
+    )
+    chunks = getattr(config.loss, "num_chunks", 1)
+    problems = []
+    if seq_len > 0 and seq_len % divisor:
+        what = f"{seq_len} is not a multiple of {divisor}, as sequence and context parallelism need"
+        problems.append(Problem("training.seq_len", what, _nearest_multiple(seq_len, divisor)))
+    elif seq_len > 0 and chunks > 0 and (seq_len // context) % chunks:
+        what = f"{seq_len} per context-parallel rank does not split into loss.num_chunks = {chunks} equal parts"
+        problems.append(Problem("training.seq_len", what, _nearest_multiple(seq_len, chunks * context)))
+    return problems
+
+
+def _nearest_multiple(value: int, divisor: int) -> str:
+    return f"the nearest is {max(round(value / divisor), 1) * divisor}"
+
+
+def _folders(config: Any) -> list[Problem]:
+    where, path = "model.hf_assets_path", Path(config.hf_assets_path)
+    if not path.is_dir():
+        what = "is not a folder" if path.exists() else "does not exist"
+        fix = "download the tokenizer there (README, 'Published weights'), or leave the key out for the bundled one"
+        return [Problem(where, f"{path} {what}", fix)]
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        what = f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})"
+        return [Problem(where, what, "put the checkpoint's tokenizer.json and tokenizer_config.json there")]
+    return []
+
+
+def _data(config: Any) -> list[Problem]:
+    from torchtitan.hf_datasets.text_datasets import DATASETS
+
+    loaders = [("dataloader", config.dataloader)]
+    if config.validator.enable:
+        loaders.append(("validator.dataloader", config.validator.dataloader))
+    problems = []
+    for where, loader in loaders:
+        for source in getattr(loader, "sources", None) or [loader]:
+            name = source.dataset.lower()
+            if name not in DATASETS:
+                close = difflib.get_close_matches(name, DATASETS, n=1)
+                fix = (f"did you mean {close[0]!r}? " if close else "") + f"known are {sorted(DATASETS)}"
+                problems.append(Problem(f"{where}.dataset", f"no dataset is called {source.dataset!r}", fix))
+            elif name == "c4_test" and source.dataset_path and not Path(source.dataset_path).exists():
+                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} does not exist"))
+    return problems
+
+
+def _device(config: Any, machine: Machine) -> list[Problem]:
+    problems = []
+    if machine.device_type == "cpu" and config.profiler.enable_memory_snapshot:
+        what = "memory snapshots come from an accelerator's allocator, and this job runs on the CPU"
+        problems.append(Problem("profiler.enable_memory_snapshot", what, "switch it off"))
+    return problems

@@ -1,0 +1,237 @@
+"""torchtitan 0.2.x job files, and keys of other published write-ups, in today's terms.
+
+The 0.2.x schema is that of ``torchtitan/config/job_config.py`` at tags v0.2.0 to v0.2.2. Each key that moved is
+translated with one warning. A key whose feature is gone is ignored with a warning when it asks for nothing, and is
+an error when it asks for something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.schema import show
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A key whose feature does not exist any more.
+
+    Attributes:
+        nothing: values that ask for nothing, 0.2.x's default among them.
+        why: what to do when it asks for something.
+    """
+
+    nothing: tuple[Any, ...]
+    why: str
+
+
+@dataclass
+class Translation:
+    """A job table in today's terms.
+
+    Attributes:
+        table: the translated table; the input is not changed.
+        warnings: one per key that was translated or ignored.
+        problems: keys that ask for what is gone, and keys given in both spellings.
+    """
+
+    table: Table
+    warnings: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+_ONLY_FOR_CONVERTERS = "it only configures model.converters, which this job does not use"
+_NO_QUANTIZE = "low-precision converters are CUDA-only and not part of this package; remove it"
+_NO_FT = "fault tolerance is not part of torchtitan 0.3; remove it"
+
+MOVED: dict[str, str] = {
+    "job.print_config": "debug.print_config",
+    "job.save_config_file": "debug.save_config_file",
+    "job.experiment_name": "job.description",
+    "job.model_parallel_size": "parallelism.data_parallel_shard_degree",
+    "job.enable_checkpoint": "checkpoint.enable",
+    "job.checkpoint_folder": "checkpoint.folder",
+    "profiling.enable_profiling": "profiler.enable_profiling",
+    "profiling.save_traces_folder": "profiler.save_traces_folder",
+    "profiling.profile_freq": "profiler.profile_freq",
+    "profiling.profiler_active": "profiler.profiler_active",
+    "profiling.profiler_warmup": "profiler.profiler_warmup",
+    "profiling.enable_memory_snapshot": "profiler.enable_memory_snapshot",
+    "profiling.save_memory_snapshot_folder": "profiler.save_memory_snapshot_folder",
+    "model.tokenizer_path": "model.hf_assets_path",
+    "training.dataset": "dataloader.dataset",
+    "training.dataset_path": "dataloader.dataset_path",
+    "training.dataloader.num_workers": "dataloader.num_workers",
+    "training.dataloader.persistent_workers": "dataloader.persistent_workers",
+    "training.dataloader.pin_memory": "dataloader.pin_memory",
+    "training.dataloader.prefetch_factor": "dataloader.prefetch_factor",
+    "training.batch_size": "training.local_batch_size",
+    "training.gradient_accumulation_steps": "job.gradient_accumulation_steps",
+    "training.seed": "debug.seed",
+    "training.deterministic": "debug.deterministic",
+    "training.debug_moe_force_load_balance": "debug.moe_force_load_balance",
+    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": (
+        "activation_checkpoint.force_recompute_mm_shapes_by_fqns"
+    ),
+    "checkpoint.enable_checkpoint": "checkpoint.enable",
+    "validation.enable": "validator.enable",
+    "validation.freq": "validator.freq",
+    "validation.steps": "validator.steps",
+    "validation.dataset": "validator.dataloader.dataset",
+    "validation.dataset_path": "validator.dataloader.dataset_path",
+    "validation.dataloader.num_workers": "validator.dataloader.num_workers",
+    "validation.dataloader.persistent_workers": "validator.dataloader.persistent_workers",
+    "validation.dataloader.pin_memory": "validator.dataloader.pin_memory",
+    "validation.dataloader.prefetch_factor": "validator.dataloader.prefetch_factor",
+}
+
+GONE: dict[str, Gone] = {
+    "job.custom_config_module": Gone(("",), "write a plugin instead (README, 'Your own override')"),
+    "experimental.custom_import": Gone(("",), "write a plugin instead (README, 'Your own override')"),
+    "experimental.custom_args_module": Gone(("",), "write a plugin instead (README, 'Your own override')"),
+    "model.converters": Gone(([],), _NO_QUANTIZE),
+    "model.print_after_conversion": Gone((False,), _NO_QUANTIZE),
+    "model.norm_type": Gone(("rmsnorm", "RMSNorm", "rms_norm"), "Qwen3 is defined with RMSNorm only"),
+    "optimizer.early_step_in_backward": Gone((False,), "torchtitan 0.3 has no optimizer step in backward"),
+    "training.enable_compiled_autograd": Gone((False,), "torchtitan 0.3 has no compiled autograd option"),
+    "parallelism.disable_loss_parallel": Gone((False,), "loss parallel is always on with tensor parallelism"),
+    "parallelism.pipeline_parallel_expert_parallel_overlap": Gone((True,), "torchtitan 0.3 has no such switch"),
+    "parallelism.context_parallel_rotate_method": Gone(("allgather",), "torchtitan 0.3 always uses all-gather"),
+    "parallelism.expert_tensor_parallel_degree": Gone((1,), "experts follow tensor_parallel_degree"),
+    "parallelism.expert_parallel_comm_backend": Gone(("standard",), "other dispatchers are CUDA-only"),
+    "checkpoint.enable_ft_dataloader_checkpoints": Gone((True, False), _NO_FT),
+    "activation_checkpoint.early_stop": Gone((False,), "torchtitan 0.3 always recomputes the whole block"),
+    "memory_estimation.enable": Gone((False,), "use --comm.mode fake_backend for a rehearsal"),
+    "memory_estimation.disable_fake_mode": Gone((False,), "use --comm.mode fake_backend for a rehearsal"),
+    "fault_tolerance.enable": Gone((False,), _NO_FT),
+}
+
+_SWITCHED_OFF_SECTIONS = {"fault_tolerance": "enable", "memory_estimation": "enable"}
+
+
+def translate(table: Table) -> Translation:
+    """``table`` in today's terms; see :class:`Translation`."""
+    result = Translation(table={})
+    for path, value in _leaves(table):
+        special = _SPECIAL.get(path) or (_quantize if path.startswith("quantize.") else None)
+        if special is not None:
+            special(path, value, table, result)
+        elif path in MOVED:
+            _move(path, MOVED[path], value, table, result)
+        elif path in GONE or _in_switched_off_section(path, table):
+            _drop(path, value, GONE.get(path), result)
+        else:
+            _put(result, path, value)
+    return result
+
+
+def _leaves(table: Table, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths and values; an empty table counts as a value."""
+    for key, value in table.items():
+        path = f"{where}.{key}" if where else key
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _section(table: Table, name: str) -> Table:
+    value = table.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _put(result: Translation, path: str, value: Any) -> None:
+    *parents, key = path.split(".")
+    section = result.table
+    for parent in parents:
+        below = section.setdefault(parent, {})
+        if not isinstance(below, dict):
+            return
+        section = below
+    section[key] = value
+
+
+def _lookup(table: Table, path: str) -> tuple[bool, Any]:
+    value: Any = table
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return False, None
+        value = value[key]
+    return True, value
+
+
+def _move(old: str, new: str, value: Any, table: Table, result: Translation) -> None:
+    present, other = _lookup(table, new)
+    if present and other != value:
+        what = f"{show(value)} here contradicts {show(other)} in {new}, its name in torchtitan 0.3"
+        result.problems.append(Problem(old, what, f"keep {new} only"))
+        return
+    result.warnings.append(f"{old} is read as {new}")
+    _put(result, new, value)
+
+
+def _drop(path: str, value: Any, gone: Gone | None, result: Translation) -> None:
+    if gone is None:
+        result.warnings.append(f"{path} is ignored: its section is switched off")
+    elif value in gone.nothing:
+        result.warnings.append(f"{path} is ignored: it asks for nothing ({gone.why})")
+    else:
+        result.problems.append(Problem(path, f"{show(value)} is not available", gone.why))
+
+
+def _in_switched_off_section(path: str, table: Table) -> bool:
+    section = path.partition(".")[0]
+    switch = _SWITCHED_OFF_SECTIONS.get(section)
+    return switch is not None and not _section(table, section).get(switch, False)
+
+
+def _quantize(path: str, value: Any, table: Table, result: Translation) -> None:
+    if _section(table, "model").get("converters"):
+        result.problems.append(Problem(path, f"{show(value)} is not available", _NO_QUANTIZE))
+    else:
+        result.warnings.append(f"{path} is ignored: {_ONLY_FOR_CONVERTERS}")
+
+
+def _betas(path: str, value: Any, table: Table, result: Translation) -> None:
+    optimizer = _section(table, "optimizer")
+    if "betas" in optimizer:
+        result.problems.append(Problem(path, "contradicts optimizer.betas", "keep optimizer.betas only"))
+        return
+    result.warnings.append(f"{path} is read as optimizer.betas")
+    _put(result, "optimizer.betas", [optimizer.get("beta1", 0.9), optimizer.get("beta2", 0.95)])
+
+
+def _selective_option(path: str, value: Any, table: Table, result: Translation) -> None:
+    mode = _section(table, "activation_checkpoint").get("mode", "selective")
+    if value in ("op", "2") or mode != "selective":
+        result.warnings.append(f"{path} is ignored: selective checkpointing is per operator in torchtitan 0.3")
+    else:
+        what = f"{show(value)} (every n-th layer) is not available"
+        result.problems.append(Problem(path, what, 'torchtitan 0.3 has per-operator selection only; write "op"'))
+
+
+def _same_as_training(default: int) -> Callable[[str, Any, Table, Translation], None]:
+    def check(path: str, value: Any, table: Table, result: Translation) -> None:
+        training_key = path.replace("validation.", "training.")
+        if value in (default, _lookup(table, training_key)[1]):
+            result.warnings.append(f"{path} is ignored: validation uses {training_key}")
+        else:
+            what = f"{show(value)} is not available"
+            result.problems.append(Problem(path, what, f"validation uses {training_key} in torchtitan 0.3"))
+
+    return check
+
+
+_SPECIAL: dict[str, Callable[[str, Any, Table, Translation], None]] = {
+    "optimizer.beta1": _betas,
+    "optimizer.beta2": _betas,
+    "activation_checkpoint.selective_ac_option": _selective_option,
+    "validation.local_batch_size": _same_as_training(8),
+    "validation.seq_len": _same_as_training(2048),
+}

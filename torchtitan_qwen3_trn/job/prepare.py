@@ -1,0 +1,137 @@
+"""The last step before building: plugins speak, and the job is checked as a whole."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtitan_qwen3_trn import assets
+from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hooks import Machine
+from torchtitan_qwen3_trn.job.checks import check_config, data_parallel_degree
+from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, load
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+logger = logging.getLogger(__name__)
+
+# Test assets of torchtitan's repository, which its wheel does not carry; ours stand in for them.
+STOCK_TOKENIZER = "tests/assets/tokenizer"
+STOCK_TEXT = "tests/assets/c4_test"
+
+
+def prepare(
+    config: PluginTrainer.Config, *, earlier: list[Problem] | None = None, source: str = "job"
+) -> ActivePlugins:
+    """Complete ``config`` in place: model, overrides, defaults that depend on them; then check it.
+
+    ``earlier`` are problems found while reading the job file; they are reported together with what is found here.
+    Does nothing but load the plugins when ``config`` was prepared before.
+
+    Raises:
+        JobError: with every problem found.
+    """
+    problems = list(earlier or [])
+    plugins, plugin_problems = active_plugins(config)
+    problems += [problem for problem in plugin_problems if problem not in problems]
+    if config.model_spec is not None:
+        _stop_on(problems, source)
+        return plugins
+    machine = this_machine(config)
+    use_bundled_assets(config)
+    problems += check_config(config, machine, known={problem.where for problem in problems})
+    _accumulate_gradients(config, machine)
+    try:
+        if not plugin_problems:
+            plugins.call("adjust_config", config=config, machine=machine)
+            _choose_model(config, plugins)
+            problems += _plan_overrides(config, plugins, machine)
+            for found in plugins.call("check_job", config=config, machine=machine):
+                problems += found
+    except JobError as error:
+        problems += error.problems
+    _stop_on(problems, source)
+    return plugins
+
+
+def active_plugins(config: PluginTrainer.Config) -> tuple[ActivePlugins, list[Problem]]:
+    """Load the plugins that ``config`` enables."""
+    chosen, problems = choose(config.model.backend, config.plugins.enable, config.plugins.disable)
+    plugins, load_problems = load(chosen)
+    return plugins, problems + load_problems
+
+
+def this_machine(config: PluginTrainer.Config) -> Machine:
+    """Device and number of ranks, from the launcher's environment (``NGPU`` when the ranks are simulated)."""
+    from torchtitan.tools import utils
+
+    simulated = config.comm.mode in ("fake_backend", "local_tensor")
+    ranks = os.environ.get("NGPU" if simulated else "WORLD_SIZE", "1")
+    return Machine(device_type=utils.device_type, world_size=int(ranks) if ranks.isdigit() else 1)
+
+
+def use_bundled_assets(config: PluginTrainer.Config) -> None:
+    """Point stock's test tokenizer and ``c4_test`` text to the bundled ones where stock's paths do not exist."""
+    assets_path = Path(config.hf_assets_path)
+    if assets_path == Path(STOCK_TOKENIZER) and not assets_path.exists():
+        config.hf_assets_path = str(assets.tokenizer_path())
+        _log(f"{assets_path} does not exist here: using the bundled tokenizer in {config.hf_assets_path}")
+    for loader in (config.dataloader, config.validator.dataloader):
+        if loader.dataset == "c4_test" and loader.dataset_path is None and not Path(STOCK_TEXT).exists():
+            loader.dataset_path = str(assets.text_path())
+            _log(f"{STOCK_TEXT} does not exist here: using the bundled text in {loader.dataset_path}")
+
+
+def _accumulate_gradients(config: PluginTrainer.Config, machine: Machine) -> None:
+    steps, training = config.job.gradient_accumulation_steps, config.training
+    if steps and training.global_batch_size == -1:
+        training.global_batch_size = steps * training.local_batch_size * data_parallel_degree(config, machine)
+
+
+def _choose_model(config: PluginTrainer.Config, plugins: ActivePlugins) -> None:
+    from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+
+    config.model_spec = plugins.call("model_spec", config=config)
+    if config.model_spec is None:
+        what = f"none of the enabled plugins {plugins.names} offers a model for it"
+        raise JobError([Problem(f"model.backend = {config.model.backend!r}", what, "enable one that does")])
+    cross_entropy = config.loss.loss_fn if isinstance(config.loss, ChunkedLossWrapper.Config) else config.loss
+    if isinstance(cross_entropy, CrossEntropyLoss.Config) and cross_entropy.global_vocab_size is None:
+        cross_entropy.global_vocab_size = getattr(config.model_spec.model, "vocab_size", None)
+
+
+def _plan_overrides(config: PluginTrainer.Config, plugins: ActivePlugins, machine: Machine) -> list[Problem]:
+    from torchtitan_qwen3_trn.overrides import registration
+
+    requests = [
+        registration.Request(str(plugin.installed), plugin.installed.name, wanted)
+        for plugin, overrides in plugins.call_each("node_overrides", config=config, machine=machine)
+        for wanted in overrides
+    ]
+    problems = registration.check_requests(requests, config)
+    if problems:
+        return problems
+    own_imports = list(config.override.imports)
+    for request in requests:
+        count = len(list(registration.matching_nodes(request.override, config)))
+        config.planned_overrides[request.name] = config.planned_overrides.get(request.name, 0) + count
+    config.override.imports = registration.activate(requests, own_imports)
+    if own_imports:
+        counts, problems = registration.try_imports(config.override, config)
+        named = {entry if isinstance(entry, str) else entry[0] for entry in own_imports}
+        config.planned_overrides.update((name, count) for name, count in counts.items() if name in named)
+    return problems
+
+
+def _stop_on(problems: list[Problem], source: str) -> None:
+    if problems:
+        raise JobError(dict.fromkeys(problems), source)
+
+
+def _log(text: str) -> None:
+    if is_rank_zero():
+        logger.info(text)

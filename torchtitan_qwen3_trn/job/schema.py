@@ -1,0 +1,144 @@
+"""Values of a job file laid over configuration dataclasses, with every mistake collected."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import tyro
+from pydantic import TypeAdapter, ValidationError
+
+from torchtitan_qwen3_trn.errors import Problem
+
+_T = TypeVar("_T")
+
+_TYPE_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    dict: "a table",
+    list: "a list",
+}
+
+
+def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: list[Problem]) -> _T:
+    """A copy of the dataclass ``instance`` with the values of ``table``; nested tables reach nested dataclasses.
+
+    Keys may be spelled with hyphens. Types must match exactly (TOML's integers also serve as numbers). Mistakes are
+    appended to ``problems`` under ``where.key``; the fields concerned keep their value.
+    """
+    settable = _settable_fields(instance)
+    values: dict[str, Any] = {}
+    for key, raw in table.items():
+        name, path = key.replace("-", "_"), join(where, key)
+        if name not in settable:
+            problems.append(unknown_key(path, key, settable))
+            continue
+        current = getattr(instance, name)
+        if is_dataclass(current) and not isinstance(current, type):
+            if isinstance(raw, dict):
+                values[name] = apply_table(current, raw, path, problems)
+            else:
+                problems.append(Problem(path, f"expected a table, found {show(raw)}"))
+        else:
+            checked = check_value(settable[name], raw, path, problems)
+            if checked is not _REJECTED:
+                values[name] = checked
+    try:
+        return replace(instance, **values)  # type: ignore[type-var]
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        problems.append(Problem(where, str(error)))
+        return instance
+
+
+_REJECTED: Any = object()
+
+
+def check_value(hint: Any, raw: Any, path: str, problems: list[Problem]) -> Any:
+    """``raw`` as a value of the type ``hint``; on a mismatch append a problem and return a rejection mark."""
+    try:
+        # JSON mode is the one in which a strict check still takes a list for a tuple: TOML has no tuples either.
+        return TypeAdapter(hint).validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        inside = "".join(f"[{part}]" for part in fault["loc"] if isinstance(part, int))
+        what = f"expected {describe(hint)}, found {show(raw)}"
+        problems.append(Problem(path + inside, what, _suggest_value(hint, raw)))
+        return _REJECTED
+
+
+def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> Problem:
+    """Problem for a key that does not exist, with the nearest ones that do."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
+    fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    return Problem(path, "unknown key", fix)
+
+
+def join(where: str, key: str) -> str:
+    """Dotted path of ``key`` inside ``where``."""
+    return f"{where}.{key}" if where else key
+
+
+def show(value: Any) -> str:
+    """A TOML value as a message names it: ``the string "8"``, ``the list [1, 2]``."""
+    kinds = {
+        bool: "",
+        int: "the integer ",
+        float: "the number ",
+        str: "the string ",
+        list: "the list ",
+        dict: "a table ",
+    }
+    kind = next((text for cls, text in kinds.items() if type(value) is cls), f"the {type(value).__name__} ")
+    if isinstance(value, dict):
+        return "a table"
+    text = json.dumps(value, default=str)
+    return kind + (text if len(text) <= 60 else text[:57] + "...")
+
+
+def describe(hint: Any) -> str:
+    """A type as a message names it: ``an integer``, ``one of "a", "b"``, ``a list of strings``."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is typing.Annotated:
+        return describe(args[0])
+    if origin is Literal:
+        return "one of " + ", ".join(json.dumps(value) for value in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(arg) for arg in args if arg is not type(None)))
+    if origin in (list, tuple):
+        element = describe(args[0]) if args else "anything"
+        return f"a list of {element.removeprefix('an ').removeprefix('a ')}s" if " or " not in element else "a list"
+    return _TYPE_NAMES.get(origin or hint, "a table" if is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
+
+
+def _settable_fields(instance: Any) -> dict[str, Any]:
+    """Names and types of the fields a file may set: all but those that torchtitan hides from its command line."""
+    hints = typing.get_type_hints(type(instance), include_extras=True)
+    return {
+        item.name: hints[item.name]
+        for item in dataclasses.fields(instance)
+        if item.init and tyro.conf.Suppress not in _markers(hints[item.name])
+    }
+
+
+def _markers(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is not typing.Annotated:
+        return ()
+    return tuple(get_args(hint)[1:])
+
+
+def _suggest_value(hint: Any, raw: Any) -> str:
+    if get_origin(hint) is Literal and isinstance(raw, str):
+        close = difflib.get_close_matches(raw, [str(value) for value in get_args(hint)], n=1)
+        return f"did you mean {close[0]!r}?" if close else ""
+    if isinstance(raw, str) and hint in (int, float, bool):
+        return f"write {raw} without quotes" if raw.strip().lstrip("-").replace(".", "", 1).isalnum() else ""
+    return ""

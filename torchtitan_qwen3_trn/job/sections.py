@@ -1,0 +1,155 @@
+"""Sections of a job file laid over a trainer configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
+from torchtitan.hf_datasets.text_datasets import (
+    HFDataSource,
+    HuggingFaceTextDataLoader,
+    InterleavedHuggingFaceTextDataLoader,
+)
+
+from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.legacy import Table
+from torchtitan_qwen3_trn.job.schema import apply_table, check_value, join, show, unknown_key
+from torchtitan_qwen3_trn.plugins import PluginsConfig, installed_plugins
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+# Stock keeps these two outside every section; in a job file they live where they belong by meaning.
+TOP_LEVEL_HOMES = {"dump_folder": "job", "hf_assets_path": "model"}
+
+_ACTIVATION_CHECKPOINT: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "full": FullAC.Config,
+    "selective": SelectiveAC.Config,
+    "memory_budget": MemoryBudgetAC.Config,
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerOptions:
+    """Section ``[optimizer]`` in its short form: one group with all parameters."""
+
+    name: Literal["Adam", "AdamW"] = "AdamW"
+    lr: float = 8e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    implementation: Literal["for-loop", "foreach", "fused", "fused_opt_states_bf16"] = "fused"
+
+
+def apply_sections(
+    config: PluginTrainer.Config, table: Table, problems: list[Problem], where: str = ""
+) -> PluginTrainer.Config:
+    """A copy of ``config`` with the sections of ``table``; mistakes go to ``problems`` under ``where``."""
+    sections = {item.name for item in fields(config)} - {"model_spec", *TOP_LEVEL_HOMES}
+    values: dict[str, Any] = {}
+    for name, raw in table.items():
+        path = join(where, name)
+        if name not in sections:
+            home = TOP_LEVEL_HOMES.get(name)
+            moved = Problem(path, "unknown key", f"it belongs in [{home}]")
+            problems.append(moved if home else unknown_key(path, name, sections))
+        elif not isinstance(raw, dict):
+            problems.append(Problem(path, f"expected a table, found {show(raw)}", f"write [{path}]"))
+        else:
+            section = _take_top_level(name, raw, values, path, problems)
+            build = _SECTIONS.get(name, apply_table)
+            values[name] = build(getattr(config, name), section, path, problems)
+    try:
+        return replace(config, **values)
+    except ValueError as error:
+        problems.append(Problem(where or "job", str(error)))
+        return config
+
+
+def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, problems: list[Problem]) -> Table:
+    """Move ``job.dump_folder`` and ``model.hf_assets_path`` to the fields that stock has for them."""
+    rest = dict(raw)
+    for key, home in TOP_LEVEL_HOMES.items():
+        if home == name and key in rest:
+            before = len(problems)
+            value = check_value(str, rest.pop(key), join(path, key), problems)
+            if len(problems) == before:
+                values[key] = value
+    return rest
+
+
+def _optimizer(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
+    if "param_groups" not in table:
+        options = apply_table(OptimizerOptions(), table, where, problems)
+        settings = {
+            "lr": options.lr,
+            "betas": options.betas,
+            "eps": options.eps,
+            "weight_decay": options.weight_decay,
+        }
+        group = ParamGroupConfig(pattern=".*", optimizer_name=options.name, optimizer_kwargs=settings)
+        return OptimizersContainer.Config(param_groups=[group], implementation=options.implementation)
+    short_form = {item.name for item in fields(OptimizerOptions)} - {"implementation"}
+    rest = {key: value for key, value in table.items() if key != "param_groups"}
+    for key in short_form & rest.keys():
+        del rest[key]
+        problems.append(Problem(join(where, key), "has no effect with param_groups", "set it in each group"))
+    groups = _list_of_tables(
+        table["param_groups"],
+        lambda: ParamGroupConfig(pattern=".*", optimizer_name="AdamW"),
+        where,
+        "param_groups",
+        problems,
+    )
+    return replace(apply_table(OptimizersContainer.Config(), rest, where, problems), param_groups=groups)
+
+
+def _activation_checkpoint(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
+    mode = table.get("mode", "selective")
+    if mode not in _ACTIVATION_CHECKPOINT:
+        check_value(Literal["none", "full", "selective", "memory_budget"], mode, join(where, "mode"), problems)
+        return current
+    known = {item.name for make in _ACTIVATION_CHECKPOINT.values() if make() for item in fields(make())}
+    problems += [unknown_key(join(where, key), key, {*known, "mode"}) for key in table.keys() - known - {"mode"}]
+    policy = _ACTIVATION_CHECKPOINT[mode]()
+    if policy is None:
+        return None
+    # A profile may switch the mode and leave options of the other mode behind: they do not apply.
+    own = {item.name for item in fields(policy)}
+    return apply_table(policy, {key: value for key, value in table.items() if key in own}, where, problems)
+
+
+def _dataloader(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
+    if "sources" not in table:
+        return apply_table(HuggingFaceTextDataLoader.Config(dataset="c4_test"), table, where, problems)
+    rest = {key: value for key, value in table.items() if key != "sources"}
+    sources = _list_of_tables(table["sources"], HFDataSource, where, "sources", problems)
+    loader = InterleavedHuggingFaceTextDataLoader.Config(sources=sources or [HFDataSource()])
+    return apply_table(loader, rest, where, problems)
+
+
+def _plugins(current: PluginsConfig, table: Table, where: str, problems: list[Problem]) -> PluginsConfig:
+    """Lists, and options of enabled plugins; options of an installed plugin that is not enabled are left alone."""
+    known = {item.name for item in fields(current)}
+    idle = {plugin.replace("-", "_") for plugin in installed_plugins()} - known
+    used = {key: value for key, value in table.items() if key.replace("-", "_") not in idle}
+    return apply_table(current, used, where, problems)
+
+
+def _list_of_tables(raw: Any, make: Callable[[], Any], where: str, key: str, problems: list[Problem]) -> list[Any]:
+    if not isinstance(raw, list) or not all(isinstance(item, dict) for item in raw):
+        problems.append(Problem(join(where, key), f"expected tables [[{where}.{key}]], found {show(raw)}"))
+        return []
+    return [apply_table(make(), item, f"{join(where, key)}[{index}]", problems) for index, item in enumerate(raw)]
+
+
+_SECTIONS: dict[str, Callable[[Any, Table, str, list[Problem]], Any]] = {
+    "optimizer": _optimizer,
+    "activation_checkpoint": _activation_checkpoint,
+    "dataloader": _dataloader,
+    "plugins": _plugins,
+}

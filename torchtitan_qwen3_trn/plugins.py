@@ -1,0 +1,259 @@
+"""Finding, choosing and loading plugins.
+
+Only plugins that a job enables are imported. What a job enables is its route's set in :data:`ROUTES`, plus
+``plugins.enable``, minus ``plugins.disable``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, TypeVar, get_args
+
+import pluggy
+
+from torchtitan_qwen3_trn import hooks
+from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.job.options import Backend
+
+ENTRY_POINT_GROUP = "torchtitan.plugins"
+
+ROUTES: dict[str, tuple[str, ...]] = {
+    "native": ("qwen3", "sdpa", "gather-free-rope"),
+    "huggingface_v5": ("hf-transformers",),
+    "nki_moe": ("qwen3", "sdpa", "nki-rope", "nki-moe"),
+}
+
+_Options = TypeVar("_Options")
+
+
+@dataclass(kw_only=True, slots=True)
+class PluginsConfig:
+    """Section ``[plugins]``; a job's own type adds one field per enabled plugin that has options."""
+
+    enable: list[str] = field(default_factory=list)
+    """Plugins to add to those of the route."""
+
+    disable: list[str] = field(default_factory=list)
+    """Plugins to leave out."""
+
+    def options(self, options_type: type[_Options]) -> _Options:
+        """The options of the plugin that declares ``options_type``; its defaults when the job sets none."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, options_type):
+                return value
+        return options_type()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledPlugin:
+    """One entry point of the group ``torchtitan.plugins``, not imported."""
+
+    name: str
+    distribution: str
+    version: str
+    entry_point: EntryPoint
+
+    def __str__(self) -> str:
+        return f"plugin {self.name} ({self.distribution} {self.version})"
+
+    @property
+    def field_name(self) -> str:
+        """Name of its options in ``config.plugins``."""
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedPlugin:
+    """An imported plugin and the type of its options, if it has any."""
+
+    installed: InstalledPlugin
+    module: ModuleType
+
+    @property
+    def options_type(self) -> type | None:
+        """Its ``Options`` dataclass."""
+        return getattr(self.module, "Options", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivePlugins:
+    """The plugins of one job, and pluggy's callers for their hooks."""
+
+    loaded: list[LoadedPlugin]
+    manager: pluggy.PluginManager
+
+    @property
+    def names(self) -> list[str]:
+        """Names in loading order."""
+        return [plugin.installed.name for plugin in self.loaded]
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """Call ``hook`` on every plugin.
+
+        Raises:
+            JobError: as raised by an implementation.
+            RuntimeError: naming the plugin and its distribution when an implementation fails otherwise.
+        """
+        with self._named_failures(hook):
+            return getattr(self.manager.hook, hook)(**arguments)
+
+    def call_each(self, hook: str, **arguments: Any) -> list[tuple[LoadedPlugin, Any]]:
+        """Call ``hook`` on one plugin after the other and keep whose result is whose; raises as :meth:`call`."""
+        results = []
+        for plugin in self.loaded:
+            others = [other.module for other in self.loaded if other is not plugin]
+            with self._named_failures(hook):
+                found = self.manager.subset_hook_caller(hook, others)(**arguments)
+            results += [(plugin, result) for result in found]
+        return results
+
+    @contextlib.contextmanager
+    def _named_failures(self, hook: str) -> Iterator[None]:
+        try:
+            yield
+        except JobError:
+            raise
+        except Exception as error:
+            culprit = self._owner_of(error)
+            if culprit is None:
+                raise
+            raise RuntimeError(f"{culprit.installed} failed in its hook {hook}: {error}") from error
+
+    def _owner_of(self, error: BaseException) -> LoadedPlugin | None:
+        trace = error.__traceback__
+        while trace is not None:
+            name = trace.tb_frame.f_globals.get("__name__")
+            for plugin in self.loaded:
+                if plugin.module.__name__ == name:
+                    return plugin
+            trace = trace.tb_next
+        return None
+
+
+def installed_plugins() -> dict[str, list[InstalledPlugin]]:
+    """Every installed plugin by name; more than one under a name when distributions collide."""
+    found: dict[str, list[InstalledPlugin]] = {}
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        distribution = entry_point.dist
+        plugin = InstalledPlugin(
+            name=entry_point.name,
+            distribution=distribution.name if distribution else "unknown distribution",
+            version=distribution.version if distribution else "?",
+            entry_point=entry_point,
+        )
+        found.setdefault(plugin.name, []).append(plugin)
+    return found
+
+
+def choose(backend: str, enable: list[str], disable: list[str]) -> tuple[list[InstalledPlugin], list[Problem]]:
+    """The plugins of a job in loading order, and what is wrong with the choice."""
+    installed = installed_plugins()
+    problems = [
+        Problem(f"plugins.{key}", f"no plugin is called {name!r}", _suggest(name, installed))
+        for key, names in (("enable", enable), ("disable", disable))
+        for name in names
+        if name not in installed and not (key == "disable" and name in ROUTES[backend])
+    ]
+    problems += [
+        Problem("plugins", f"{name!r} is both enabled and disabled", "remove it from one of the lists")
+        for name in enable
+        if name in disable
+    ]
+    chosen = []
+    for name in dict.fromkeys([*ROUTES[backend], *enable]):
+        if name in disable:
+            continue
+        if name not in installed:
+            if name in ROUTES[backend]:
+                problems.append(_missing_route_plugin(backend, name))
+        elif len(installed[name]) > 1:
+            problems.append(_name_collision(installed[name]))
+        else:
+            chosen.append(installed[name][0])
+    return chosen, problems
+
+
+def load(chosen: list[InstalledPlugin]) -> tuple[ActivePlugins, list[Problem]]:
+    """Import and register ``chosen``; a plugin that cannot be used is left out and reported."""
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    loaded, problems = [], []
+    for plugin in chosen:
+        try:
+            module = plugin.entry_point.load()
+            manager.register(module, name=plugin.name)
+        except Exception as error:
+            what = f"cannot be loaded from {plugin.entry_point.value}: {type(error).__name__}: {error}"
+            problems.append(Problem(str(plugin), what, f"repair it, or set plugins.disable = [{plugin.name!r}]"))
+            continue
+        candidate = LoadedPlugin(installed=plugin, module=module)
+        defects = _defects(candidate)
+        problems += defects
+        if not defects:
+            loaded.append(candidate)
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        what = f"implements a hook that does not exist: {error}"
+        problems.append(Problem(f"plugin {manager.get_name(error.plugin)}", what, f"hooks are {hook_names()}"))
+    return ActivePlugins(loaded=loaded, manager=manager), problems
+
+
+def plugins_config_type(loaded: list[LoadedPlugin]) -> type[PluginsConfig]:
+    """:class:`PluginsConfig` with one more field per plugin that has options."""
+    additions = [
+        (plugin.installed.field_name, plugin.options_type, field(default_factory=plugin.options_type))
+        for plugin in loaded
+        if plugin.options_type is not None
+    ]
+    return make_dataclass("PluginsConfig", additions, bases=(PluginsConfig,), kw_only=True, slots=True)
+
+
+def hook_names() -> list[str]:
+    """Names of all hooks of the contract."""
+    return sorted(name for name, value in vars(hooks).items() if hasattr(value, f"{hooks.PROJECT}_spec"))
+
+
+def implemented_hooks(module: ModuleType) -> list[str]:
+    """Names of the hooks that a plugin module implements."""
+    return sorted(name for name, value in vars(module).items() if hasattr(value, f"{hooks.PROJECT}_impl"))
+
+
+def routes_of(name: str) -> list[str]:
+    """The values of ``model.backend`` that enable a plugin by default."""
+    return [backend for backend in get_args(Backend) if name in ROUTES[backend]]
+
+
+def _defects(plugin: LoadedPlugin) -> list[Problem]:
+    options, installed = plugin.options_type, plugin.installed
+    if not installed.field_name.isidentifier():
+        return [Problem(str(installed), "its name is not made of letters, digits and hyphens")]
+    if options is not None and not is_dataclass(options):
+        return [Problem(str(installed), "its Options is not a dataclass", "decorate it with @dataclass(kw_only=True)")]
+    if not implemented_hooks(plugin.module):
+        what = f"{plugin.module.__name__} implements no hook"
+        return [Problem(str(installed), what, "mark its functions with @torchtitan_qwen3_trn.hooks.hookimpl")]
+    return []
+
+
+def _missing_route_plugin(backend: str, name: str) -> Problem:
+    what = f"{backend!r} needs the plugin {name!r}, which no distribution installed here provides"
+    available = [route for route in ROUTES if all(plugin in installed_plugins() for plugin in ROUTES[route])]
+    return Problem("model.backend", what, f"choose one of {available}")
+
+
+def _name_collision(same_name: list[InstalledPlugin]) -> Problem:
+    owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in same_name)
+    return Problem(f"plugin {same_name[0].name}", f"is provided by {owners}", "uninstall one of them")
+
+
+def _suggest(name: str, known: dict[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    listing = f"installed are {sorted(known)}"
+    return f"did you mean {close[0]!r}? {listing}" if close else listing

@@ -1,0 +1,98 @@
+"""What the log says about a job at its start."""
+
+from __future__ import annotations
+
+import io
+import logging
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.models.common.moe import RoutedExperts
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+logger = logging.getLogger(__name__)
+
+_VERSIONED = ("torch", "torchtitan", "transformers", "torch-neuronx", "nki")
+_WIDTH = 110
+
+
+def log_startup(trainer: PluginTrainer) -> None:
+    """Log one table on rank 0: model, size, route, plugins, overrides, parallel degrees, versions."""
+    rows = startup_rows(trainer)
+    if torch.distributed.get_rank() == 0:
+        logger.info("Job\n%s", render("Job", rows))
+
+
+def startup_rows(trainer: PluginTrainer) -> list[tuple[str, str]]:
+    """Rows of the start-up table as (heading, text). A collective over pipeline stages: call it on every rank."""
+    config, spec = trainer.config, trainer.config.model_spec
+    total, active = parameter_counts(trainer)
+    dims = trainer.parallel_dims
+    degrees = {
+        "replicate": dims.dp_replicate,
+        "shard": dims.dp_shard,
+        "tensor": dims.tp,
+        "context": dims.cp,
+        "pipeline": dims.pp,
+        "expert": dims.ep,
+    }
+    rows = [
+        ("job file", config.job.config_file or "none"),
+        ("model", f"{spec.name} {spec.flavor}" if spec else "none"),
+        ("parameters", f"{total:,} total, {active:,} active per token"),
+        ("route", config.model.backend),
+        ("plugins", ", ".join(trainer.plugins.names)),
+        ("overrides", _overrides(config)),
+        ("device", f"{trainer.device.type}, {dims.world_size} rank(s)"),
+        ("parallel degrees", ", ".join(f"{name} {degree}" for name, degree in degrees.items())),
+        ("versions", ", ".join(f"{name} {distribution_version(name)}" for name in _VERSIONED)),
+    ]
+    return [(name, text) for name, text in [("description", config.job.description), *rows] if text]
+
+
+def parameter_counts(trainer: PluginTrainer) -> tuple[int, int]:
+    """Parameters of the whole model, and those that one token uses (``top_k`` of each layer's experts)."""
+    total, idle = 0, 0
+    for part in trainer.model_parts:
+        total += sum(parameter.numel() for parameter in part.parameters())
+        for module in part.modules():
+            if isinstance(module, RoutedExperts):
+                experts = sum(parameter.numel() for parameter in module.inner_experts.parameters())
+                dispatcher = module.token_dispatcher
+                idle += experts - experts * dispatcher.top_k // dispatcher.num_experts
+    if trainer.parallel_dims.pp_enabled:
+        counts = torch.tensor([total, idle], dtype=torch.int64, device=trainer.device)
+        stages = trainer.parallel_dims.get_mesh("pp")
+        total, idle = (int(dist_utils.dist_sum(count, stages)) for count in counts)
+    return total, total - idle
+
+
+def _overrides(config: PluginTrainer.Config) -> str:
+    counts = (f"{name} x {count}" for name, count in config.planned_overrides.items())
+    return ", ".join(counts) or "none"
+
+
+def render(title: str, rows: list[tuple[str, str]]) -> str:
+    """A two-column table as plain text."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    stream = io.StringIO()
+    Console(file=stream, width=_WIDTH, force_terminal=False, color_system=None).print(table)
+    return stream.getvalue().rstrip()
+
+
+def distribution_version(distribution: str) -> str:
+    """Installed version of a distribution, or ``not installed``."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,113 @@
+"""Stock's trainer with the plugins' hooks called at the right moments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+import tyro
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.validate import Validator
+from torchtitan.trainer import Trainer
+
+from torchtitan_qwen3_trn.device.cpu import use_sum_reduction
+from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.job.options import JobOptions, ModelOptions
+from torchtitan_qwen3_trn.plugins import ActivePlugins, PluginsConfig
+
+logger = logging.getLogger(__name__)
+
+
+class NotifyingCheckpointManager(CheckpointManager):
+    """Stock's checkpoint manager, which also tells the trainer when it has saved."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):
+        """Stock's options."""
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        saved = super()._save(curr_step, last_step)
+        if saved:
+            self.states["train_state"].checkpoint_saved(curr_step)
+        return saved
+
+
+class PluginValidator(Validator):
+    """Stock's validator, whose batches pass the ``model_inputs`` hook as training batches do."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Validator.Config):
+        """Stock's options."""
+
+    trainer: PluginTrainer | None = None
+
+    def post_dataloading_process(
+        self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, model_parts: list[torch.nn.Module]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Stock's inputs, labels and forward arguments, plus those of the plugins."""
+        inputs, labels, extra_kwargs = super().post_dataloading_process(input_dict, labels, model_parts)
+        if self.trainer is not None:
+            self.trainer.add_model_inputs(inputs, extra_kwargs)
+        return inputs, labels, extra_kwargs
+
+
+class PluginTrainer(Trainer):
+    """Trains one job with its plugins. ``torchtitan.train`` builds it from a job file's configuration."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        """Stock's configuration and the sections a job file adds to it."""
+
+        job: JobOptions = field(default_factory=JobOptions)
+        model: ModelOptions = field(default_factory=ModelOptions)
+        plugins: PluginsConfig = field(default_factory=PluginsConfig)
+        validator: Validator.Config = field(default_factory=PluginValidator.Config)
+        planned_overrides: Annotated[dict[str, int], tyro.conf.Suppress] = field(default_factory=dict)
+        """Nodes each override will replace, by plugin name or import path; filled when the job is checked."""
+
+    plugins: ActivePlugins
+
+    def __init__(self, config: Config) -> None:
+        from torchtitan_qwen3_trn.job.manager import end_with
+        from torchtitan_qwen3_trn.job.prepare import prepare
+        from torchtitan_qwen3_trn.report import log_startup
+
+        try:
+            self.plugins = prepare(config)
+        except JobError as error:
+            end_with(error)
+        super().__init__(config)
+        if self.device.type == "cpu":
+            use_sum_reduction(self.model_parts)
+        if config.validator.enable and isinstance(self.validator, PluginValidator):
+            self.validator.trainer = self
+        log_startup(self)
+
+    def add_model_inputs(self, inputs: torch.Tensor, extra_kwargs: dict[str, Any]) -> None:
+        """Let the plugins add forward arguments for token ids ``inputs`` ``[B, L]``."""
+        self.plugins.call("model_inputs", config=self.config, inputs=inputs, extra_kwargs=extra_kwargs)
+
+    def post_dataloading_process(
+        self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Stock's inputs, labels and forward arguments, plus those of the plugins."""
+        inputs, labels, extra_kwargs = super().post_dataloading_process(input_dict, labels)
+        self.add_model_inputs(inputs, extra_kwargs)
+        return inputs, labels, extra_kwargs
+
+    def train_step(self, data_iterator: Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]) -> None:
+        """One optimizer step as in stock, then the ``after_step`` hooks."""
+        super().train_step(data_iterator)
+        self.plugins.call("after_step", trainer=self, step=self.step)
+
+    def checkpoint_saved(self, step: int) -> None:
+        """Called by the checkpoint manager."""
+        self.plugins.call("checkpoint_saved", trainer=self, step=step)
+
+    def train(self) -> None:
+        """Stock's training loop, then the ``training_ended`` hooks."""
+        super().train()
+        self.plugins.call("training_ended", trainer=self)
