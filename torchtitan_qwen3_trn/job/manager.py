@@ -59,7 +59,8 @@ class JobConfigManager(ConfigManager):
         from torchtitan_qwen3_trn.job.prepare import prepare
 
         self._job.log()
-        prepare(self.config, earlier=self._job.problems, source=str(self._job.config.job.config_file))
+        problems = [*self._job.problems, *_launch_problems()]
+        prepare(self.config, earlier=problems, source=str(self._job.config.job.config_file))
 
     def _prepared(self, config: Any) -> Any:
         """Check a configuration of ours that came through ``--module``, before anything is written."""
@@ -95,6 +96,13 @@ def _refuse_contradictions(path: str | None, args: list[str]) -> None:
     ]
     if problems:
         raise JobError(problems, "command line")
+
+
+def _launch_problems() -> list[Problem]:
+    if "LOCAL_RANK" in os.environ:
+        return []
+    what = "LOCAL_RANK is not set: no launcher started this process"
+    return [Problem("launch", what, "start it with torchrun -m torchtitan.train ...")]
 
 
 def _bare_job_flag(args: list[str]) -> bool:

@@ -51,6 +51,8 @@ def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: li
             checked = check_value(settable[name], raw, path, problems)
             if checked is not _REJECTED:
                 values[name] = checked
+    if not values:
+        return instance
     try:
         return replace(instance, **values)  # type: ignore[type-var]
     except (ValueError, AssertionError, NotImplementedError) as error:

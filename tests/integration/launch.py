@@ -1,0 +1,35 @@
+"""Start a real training run and read its log."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*([-\d.einfa]+)")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: exit status, log without colours, losses by step."""
+
+    status: int
+    log: str
+    losses: dict[int, float]
+
+
+def train(*args: str | Path, ranks: int = 1, cwd: Path, environment: dict[str, str] | None = None) -> Run:
+    """Run ``torchrun -m torchtitan.train`` with ``args`` in ``cwd``."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command += ["--local-ranks-filter", "0", "-m", "torchtitan.train", *map(str, args)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1" if ranks > 1 else "2", **(environment or {})}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+    log = _COLOR.sub("", done.stdout + done.stderr)
+    losses = {int(step): float(loss) for step, loss in _STEP.findall(log)}
+    return Run(done.returncode, log, losses)

@@ -1,0 +1,63 @@
+"""Train, then print as JSON every attribute of the host libraries that points into this package.
+
+Run as a program: it needs a process of its own, with nothing imported but what training imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+HOSTS = ("torch", "torchtitan", "transformers", "safetensors")
+OURS = "torchtitan_qwen3_trn"
+
+
+def is_ours(value: object) -> bool:
+    owner = value if isinstance(value, ModuleType | type) or callable(value) else type(value)
+    name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
+    kind = type(value).__module__ if not isinstance(value, type) else ""
+    return any(str(text or "").split(".")[0] == OURS for text in (name, kind))
+
+
+def attributes() -> Iterator[tuple[str, str, object]]:
+    seen: set[int] = set()
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] not in HOSTS or not isinstance(module, ModuleType):
+            continue
+        for name, value in list(vars(module).items()):
+            yield module_name, name, value
+            if isinstance(value, type) and value.__module__.split(".")[0] in HOSTS and id(value) not in seen:
+                seen.add(id(value))
+                for member, inner in list(vars(value).items()):
+                    yield f"{module_name}.{name}", member, inner
+
+
+def imported_by_stock_itself(module_name: str, attribute: str) -> bool:
+    """Whether the module's own source says ``from somewhere import attribute``."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module_name]))
+    except (KeyError, OSError, TypeError):
+        return False
+    return any(
+        alias.name == attribute
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    )
+
+
+def main() -> None:
+    from torchtitan import train
+
+    train.main()
+    found = [(module, name) for module, name, value in attributes() if is_ours(value)]
+    rows = [(module, name, imported_by_stock_itself(module, name)) for module, name in found]
+    print("SEAMS", json.dumps(sorted(set(rows))))
+
+
+if __name__ == "__main__":
+    main()

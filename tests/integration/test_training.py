@@ -1,0 +1,114 @@
+"""Real runs of stock ``torchtitan.train``, started as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import EXAMPLES, TINY_MODEL
+from launch import train
+
+pytestmark = pytest.mark.slow
+
+
+def test_moe_example_trains_on_the_cpu_with_a_falling_loss(tmp_path):
+    run = train("--job.config_file", EXAMPLES / "qwen3_moe.toml", cwd=tmp_path)
+    assert run.status == 0, run.log
+    assert len(run.losses) >= 10
+    assert run.losses[max(run.losses)] < run.losses[1] - 1.0
+    assert run.log.count("[Override]") == 8
+    assert "plugins" in run.log
+    assert "qwen3, sdpa, gather-free-rope" in run.log
+
+
+def test_without_autoload_the_module_form_still_trains(tmp_path):
+    run = train(
+        "--module", "torchtitan_qwen3_trn", "--config", "qwen3_moe", "--training.steps", "2",
+        cwd=tmp_path, environment={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )  # fmt: skip
+    assert run.status == 0, run.log
+    assert set(run.losses) == {1, 2}
+
+
+MOE = TINY_MODEL.replace("[model]", "[model]\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32")
+LAYOUTS = {
+    "ddp": "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1",
+    "fsdp": "data_parallel_shard_degree = 2",
+    "tp": "tensor_parallel_degree = 2",
+    "pp": "pipeline_parallel_degree = 2",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_train_on_the_cpu(write_job, tmp_path, layout):
+    base = TINY_MODEL.replace("[model]", "[model]\nenable_weight_tying = false") if layout == "pp" else TINY_MODEL
+    job = write_job(f"[parallelism]\n{LAYOUTS[layout]}\n", base=base)
+    run = train("--job.config_file", job, ranks=2, cwd=tmp_path, environment={"LOG_RANK": "0,1"})
+    assert run.status == 0, run.log
+    if layout != "pp":  # the loss lives on the last pipeline stage, whose log is not shown here
+        assert set(run.losses) == {1, 2, 3}
+        assert run.losses[3] < run.losses[1]
+
+
+def test_expert_parallelism_trains_on_the_cpu_and_says_what_it_changed(write_job, tmp_path):
+    job = write_job("[parallelism]\nexpert_parallel_degree = 2\n", base=MOE)
+    run = train("--job.config_file", job, ranks=2, cwd=tmp_path)
+    assert run.status == 0, run.log
+    assert run.losses[3] < run.losses[1]
+    assert run.log.count('parallelism.spmd_backend is set to "partial_dtensor"') == 1
+
+
+def test_checkpoint_resumes_with_the_loss_it_would_have_had(write_job, tmp_path):
+    checkpoint = "[checkpoint]\nenable = true\ninterval = 2\nlast_save_model_only = false\n"
+    job = write_job(checkpoint + "[job]\ndump_folder = 'out'\n[debug]\nseed = 1\n", base=TINY_MODEL)
+    straight = train("--job.config_file", job, "--training.steps", "4", "--dump_folder", "a", cwd=tmp_path)
+    first = train("--job.config_file", job, "--training.steps", "2", "--lr_scheduler.total_steps", "4", cwd=tmp_path)
+    second = train("--job.config_file", job, "--training.steps", "4", cwd=tmp_path)
+    assert straight.status == first.status == second.status == 0, second.log
+    assert set(second.losses) == {3, 4}
+    assert second.losses[4] == straight.losses[4]
+
+
+def test_validation_uses_the_document_mask_too(write_job, tmp_path):
+    validator = "[validator]\nenable = true\nfreq = 2\nsteps = 1\n[validator.dataloader]\ndataset = 'c4_test'\n"
+    run = train("--job.config_file", write_job(validator, base=TINY_MODEL), cwd=tmp_path)
+    assert run.status == 0, run.log
+    assert "validate step:" in run.log
+
+
+def test_exactly_two_attributes_of_the_host_libraries_point_here(write_job, tmp_path):
+    scan = Path(__file__).with_name("scan_for_seams.py")
+    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
+    command = [sys.executable, str(scan), "--job.config_file", str(write_job(base=TINY_MODEL))]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.split("SEAMS ")[1])
+    replaced = {(module, name) for module, name, copied in rows if not copied}
+    assert replaced == {("torchtitan.config", "ConfigManager"), ("torchtitan.tools.utils", "device_module")}
+    assert {name for _, name, copied in rows if copied} <= {"ConfigManager", "device_module"}
+
+
+def test_bad_job_under_a_launcher_speaks_once_and_leaves_nothing(write_job, tmp_path):
+    job = write_job("[parallelism]\ntensor_parallel_degree = 3\n[metrics2]\nx = 1\n", base=TINY_MODEL)
+    run = train("--job.config_file", job, ranks=2, cwd=tmp_path)
+    assert run.status != 0
+    assert run.log.count("metrics2: unknown key") == 1
+    assert "Traceback" not in run.log.split("torch.distributed.elastic")[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+
+
+def test_64_rank_rehearsal_trains_the_full_size_4b_within_12_gb(tmp_path):
+    run = train(
+        "--job.config_file", EXAMPLES / "qwen3_4b_native.toml", "--job.profile", "neuron",
+        "--comm.mode", "fake_backend", "--training.seq_len", "256", "--training.steps", "1",
+        cwd=tmp_path, environment={"NGPU": "64"},
+    )  # fmt: skip
+    assert run.status == 0, run.log
+    assert "4,022,468,096 total" in run.log
+    peak = float(run.log.split("memory:")[1].split("GiB")[0])
+    assert peak * 2**30 < 12e9

@@ -1,0 +1,172 @@
+"""A job that cannot run gives one message that names the place, the fault and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import TINY_MODEL
+
+# (lines put in, words the message must contain)
+BAD_KEYS = [
+    ("[trainning]\nsteps = 1", ["trainning: unknown key", "did you mean 'training'"]),
+    ("[metrics2]\nx = 1", ["metrics2: unknown key"]),
+    ("[profiler]\nprofile_frequency = 1", ["profiler.profile_frequency: unknown key", "'profile_freq'"]),
+    ('[profiler]\nprofile_freq = "8"', ["profiler.profile_freq: expected an integer", 'the string "8"', "without quotes"]),
+    ("[profiler]\nprofile_freq = true", ["profiler.profile_freq: expected an integer, found true"]),
+    ("[profiler]\nprofile_freq = 2.0", ["profiler.profile_freq: expected an integer, found the number 2.0"]),
+    ("[profiler]\nenable_profiling = 1", ["profiler.enable_profiling: expected true or false, found the integer 1"]),
+    ('[debug]\nseed = ["a"]', ["debug.seed: expected an integer"]),
+    ('[checkpoint]\nexport_dtype = "bfloat61"', ["checkpoint.export_dtype", '"bfloat16"', "did you mean"]),
+    ("[checkpoint]\ninterval = 0", ["checkpoint", "at least 1 step"]),
+    ("[lr_scheduler]\nwarmup_steps = -1", ["lr_scheduler.warmup_steps: -1"]),
+    ("[optimizer]\nlr = -1.0", ["optimizer.lr: -1.0"]),
+    ("[optimizer]\nbetas = [0.9, 1.5]", ["optimizer.betas"]),
+    ('[optimizer]\nname = "SGD"', ["optimizer.name", '"AdamW"']),
+    ("[parallelism]\ntensor_parallel_degree = 0", ["parallelism.tensor_parallel_degree: 0"]),
+    ("[parallelism]\ndata_parallel_shard_degree = -2", ["parallelism.data_parallel_shard_degree: -2"]),
+    ("[parallelism]\ndata_parallel_shard_degree = 8", ["= 8 ranks, but the job was started with 1"]),
+    ("[parallelism]\nexpert_parallel_degree = 2", ["parallelism.expert_parallel_degree"]),
+    ("[loss]\nnum_chunks = 7", ["training.seq_len", "loss.num_chunks = 7"]),
+    ("[profile.tpu.training]\nsteps = 1", ["profile.tpu: no such device", "[profile.neuron]"]),
+    ('[profile.neuron.training]\nsteps = "1"', ["profile.neuron.training.steps: expected an integer"]),
+    ('[plugins]\nenable = ["sdqa"]', ["no plugin is called 'sdqa'", "did you mean 'sdpa'"]),
+    ("[plugins.sdpa]\nmask = true", ["plugins.sdpa.mask: unknown key", "document_mask"]),
+    ("[plugins.sdqa]\nmask = true", ["plugins.sdqa: unknown key", "'sdpa'"]),
+    ('[plugins.sdpa]\ndocument_mask = "yes"', ["plugins.sdpa.document_mask: expected true or false"]),
+    ('[plugins.sdpa]\nfqns = ["layers.7"]', ["plugins.sdpa.fqns: 'layers.7' matches no module"]),
+    ('[plugins]\nenable = ["sdpa"]\ndisable = ["sdpa"]', ["'sdpa' is both enabled and disabled"]),
+    ('[plugins]\ndisable = ["qwen3"]', ["model.backend = 'native'", "offers a model"]),
+    ('[dataloader]\ndataset = "c5_test"', ["dataloader.dataset: no dataset is called 'c5_test'", "'c4_test'"]),
+    ('[dataloader]\ndataset_path = "/nowhere"', ["dataloader.dataset_path: /nowhere does not exist"]),
+    ('[override]\nimports = ["json.nothing"]', ["override.imports", "json.nothing"]),
+    ('training = "fast"', ["training: expected a table"]),
+    ("[profiler]\nenable_memory_snapshot = true", ["profiler.enable_memory_snapshot", "CPU"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_KEYS, ids=[text.replace("\n", " ") for text, _ in BAD_KEYS])
+def test_bad_value_is_reported_with_place_and_remedy(parse_job, tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    base = TINY_MODEL if not text.startswith("training =") else ""
+    before = {path.name for path in tmp_path.iterdir()}
+    outcome = parse_job(text, base=base)
+    assert outcome.status == 2
+    for word in words:
+        assert word in outcome.message
+    assert "Traceback" not in outcome.message
+    assert {path.name for path in tmp_path.iterdir()} - before == {"job.toml"}
+
+
+BAD_MODELS = [
+    ('flavor = "debugmodel"', 'flavor = "72B"', ['"72B" is not a Qwen3 flavor', "32B", "4B-Instruct-2507"]),
+    ("n_layers = 2", "n_layers = 0", ["model.n_layers"]),
+    ("n_kv_heads = 2", "n_kv_heads = 3", ["model.n_kv_heads"]),
+    ("vocab_size = 4096", "vocab_size = 100", ["model.vocab_size: 100 is less than"]),
+    ("seq_len = 64", "seq_len = -64", ["training.seq_len: -64"]),
+    ("seq_len = 64", "seq_len = 8192", ["training.seq_len: 8192 is beyond the 4096 positions"]),
+    ("steps = 3", "steps = 0", ["training.steps: 0"]),
+    ("local_batch_size = 2", "local_batch_size = -2", ["training.local_batch_size: -2"]),
+    ("local_batch_size = 2", "local_batch_size = 2\nglobal_batch_size = 3", ["training.global_batch_size: 3", "nearest is 2"]),
+    ("[model]", '[model]\nname = "llama3"', ["model.name", '"qwen3"']),
+    ("[model]", '[model]\nbackend = "nativ"', ["model.backend", "did you mean 'native'"]),
+    ("[model]", '[model]\nhf_assets_path = "/nowhere"', ["model.hf_assets_path: /nowhere does not exist"]),
+    ("[model]", "[model]\nnum_experts = 8\ntop_k = 9", ["model."]),
+    ('flavor = "debugmodel"\n', "", ["model.flavor", "config.json"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "words"), BAD_MODELS, ids=[new or "no flavor" for _, new, _ in BAD_MODELS])
+def test_bad_model_or_training_value_is_reported(parse_job, old, new, words):
+    outcome = parse_job(base=TINY_MODEL.replace(old, new, 1))
+    assert outcome.status == 2
+    for word in words:
+        assert word in outcome.message
+    assert "Traceback" not in outcome.message
+
+
+def test_folder_without_tokenizer_is_reported(parse_job, tmp_path):
+    (tmp_path / "empty").mkdir()
+    outcome = parse_job(base=TINY_MODEL.replace("[model]", f'[model]\nhf_assets_path = "{tmp_path}/empty"'))
+    assert outcome.status == 2
+    assert "holds no tokenizer" in outcome.message
+
+
+def test_heads_must_divide_by_the_tensor_parallel_degree(parse_job):
+    outcome = parse_job("[parallelism]\ntensor_parallel_degree = 4\n", world_size=4)
+    assert outcome.status == 2
+    assert "4 does not divide the 2 key and value heads" in outcome.message
+    assert "[1, 2]" in outcome.message
+
+
+def test_degrees_must_multiply_to_the_world_size(parse_job):
+    outcome = parse_job("[parallelism]\ntensor_parallel_degree = 2\n", world_size=3)
+    assert outcome.status == 2
+    assert "3 is not a multiple of 2" in outcome.message
+
+
+UNREADABLE = [
+    (None, "no such file"),
+    ("directory", "is a directory"),
+    (b"[training\nsteps = 1", "line 1, column 10"),
+    (b"\xff\xfe[training]", "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), UNREADABLE, ids=["missing", "directory", "not TOML", "not UTF-8"])
+def test_unreadable_file_is_reported(parse, tmp_path, content, words):
+    path = tmp_path / "job.toml"
+    if content == "directory":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    outcome = parse("--job.config_file", path)
+    assert outcome.status == 2
+    assert words in outcome.message
+    assert str(path) in outcome.message
+
+
+def test_job_file_and_module_do_not_go_together(parse, write_job):
+    outcome = parse("--job.config_file", write_job(base=TINY_MODEL), "--module", "qwen3", "--config", "qwen3_debugmodel")
+    assert outcome.status == 2
+    assert "--module: cannot be combined" in outcome.message
+    assert "--config: cannot be combined" in outcome.message
+
+
+def test_flag_without_a_file_is_reported(parse):
+    for args in (["--job.config_file"], ["--job.config_file="]):
+        outcome = parse(*args)
+        assert outcome.status == 2
+        assert "needs a file" in outcome.message
+
+
+def test_several_problems_are_reported_together(parse_job):
+    outcome = parse_job('[metrics2]\nx = 1\n[optimizer]\nlr = "big"\n', "--training.steps", "-1")
+    assert outcome.status == 2
+    assert outcome.message.startswith(f"{outcome.message.splitlines()[0]}")
+    assert "3 problems" in outcome.message.splitlines()[0]
+    for word in ("metrics2", "optimizer.lr", "training.steps"):
+        assert word in outcome.message
+
+
+def test_only_rank_zero_speaks(parse_job, monkeypatch):
+    monkeypatch.setattr("torchtitan_qwen3_trn.job.manager._SILENT_RANK_DELAY_S", 0)
+    outcome = parse_job("[metrics2]\nx = 1\n", world_size=2, rank=1)
+    assert outcome.status == 2
+    assert outcome.message == ""
+
+
+@pytest.mark.parametrize("flags", [["--training.steps", "many"], ["--training.stepz", "1"], ["--checkpoint.interval", "0"]])
+def test_bad_flag_is_reported_without_traceback(parse_job, flags):
+    outcome = parse_job("", *flags)
+    assert outcome.status == 2
+    assert "Traceback" not in outcome.message
+
+
+def test_job_without_a_launcher_is_told_to_use_one(write_job, monkeypatch, capsys):
+    from torchtitan.config import ConfigManager
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as stop:
+        ConfigManager().parse_args(["--job.config_file", str(write_job(base=TINY_MODEL))])
+    assert stop.value.code == 2
+    assert "torchrun" in capsys.readouterr().err

@@ -1,0 +1,25 @@
+"""The torchtitan-trn command."""
+
+from __future__ import annotations
+
+import json
+
+from torchtitan_qwen3_trn.cli import main
+
+
+def test_plugins_json_tells_name_version_routes_hooks_and_options(capsys):
+    assert main(["plugins", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    sdpa = rows["sdpa"]
+    assert sdpa["distribution"] == "torchtitan-qwen3-trn"
+    assert sdpa["routes"] == ["native", "nki_moe"]
+    assert sdpa["hooks"] == ["check_job", "model_inputs", "node_overrides"]
+    assert {"name": "document_mask", "type": "true or false", "default": True} in sdpa["options"]
+
+
+def test_plugins_table_shows_a_broken_plugin_and_fails(capsys, install_plugin):
+    install_plugin("broken", "raise ValueError('kaput')", module="broken_for_cli")
+    assert main(["plugins"]) == 1
+    printed = capsys.readouterr().out
+    assert "gather-free-rope" in printed
+    assert "kaput" in printed

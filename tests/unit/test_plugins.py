@@ -1,0 +1,153 @@
+"""Finding, choosing and loading plugins, with throw-away distributions."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from torchtitan_qwen3_trn import hooks
+from torchtitan_qwen3_trn.plugins import ROUTES, choose, hook_names, installed_plugins, load
+
+HELLO = """
+from dataclasses import dataclass
+from torchtitan_qwen3_trn.hooks import hookimpl
+
+@dataclass(kw_only=True)
+class Options:
+    greeting: str = "hello"
+    times: int = 1
+
+@hookimpl
+def adjust_config(config):
+    options = config.plugins.options(Options)
+    config.job.description = options.greeting * options.times
+"""
+
+
+def test_own_plugins_come_from_the_same_group_as_anyones():
+    names = installed_plugins()
+    assert {"qwen3", "sdpa", "gather-free-rope"} <= set(names)
+    assert all(plugin.distribution == "torchtitan-qwen3-trn" for plugin in names["sdpa"])
+
+
+def test_third_party_plugin_runs_with_its_options_when_enabled(parse_job, install_plugin):
+    install_plugin("hello", HELLO)
+    outcome = parse_job('[plugins]\nenable = ["hello"]\n[plugins.hello]\ntimes = 2\n')
+    assert outcome.status is None, outcome.message
+    assert outcome.config.job.description == "hellohello"
+
+
+def test_plugin_is_enabled_by_flag_and_configured_by_flag(parse_job, install_plugin):
+    install_plugin("hello", HELLO)
+    outcome = parse_job("", "--plugins.enable", "hello", "--plugins.hello.greeting", "hi")
+    assert outcome.status is None, outcome.message
+    assert outcome.config.job.description == "hi"
+
+
+def test_plugin_that_is_not_enabled_is_never_imported(parse_job, install_plugin):
+    install_plugin("bomb", "raise RuntimeError('imported')", module="bomb_module")
+    assert parse_job("[plugins.bomb]\nanything = 1\n").status is None
+    assert "bomb_module" not in sys.modules
+
+
+def test_disabled_route_plugin_leaves_its_nodes_alone(parse_job):
+    outcome = parse_job("", "--plugins.disable", "gather-free-rope")
+    assert outcome.status is None, outcome.message
+    assert outcome.config.planned_overrides == {"sdpa": 2}
+
+
+BROKEN = [
+    ("raise ValueError('kaput')", ["cannot be loaded", "kaput"]),
+    ("import no_such_package", ["cannot be loaded", "no_such_package"]),
+    ("x = 1", ["implements no hook"]),
+    ("from torchtitan_qwen3_trn.hooks import hookimpl\n@hookimpl\ndef adjust_confg(config): ...", ["does not exist", "adjust_config"]),
+    ("from torchtitan_qwen3_trn.hooks import hookimpl\n@hookimpl\ndef adjust_config(konfig): ...", ["cannot be loaded", "konfig"]),
+    (HELLO.replace("@dataclass(kw_only=True)\n", ""), ["Options is not a dataclass"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "words"), BROKEN)
+def test_broken_plugin_is_named_with_its_distribution(parse_job, install_plugin, source, words):
+    install_plugin("broken", source, module=f"broken_{abs(hash(source))}")
+    outcome = parse_job('[plugins]\nenable = ["broken"]\n')
+    assert outcome.status == 2
+    assert "broken-dist 1.2.3" in outcome.message or "plugin broken" in outcome.message
+    for word in words:
+        assert word in outcome.message
+
+
+def test_two_distributions_with_one_plugin_name_are_refused(parse_job, install_plugin):
+    install_plugin("twin", HELLO, distribution="first-dist", module="twin_one")
+    install_plugin("twin", HELLO, distribution="second-dist", module="twin_two")
+    outcome = parse_job('[plugins]\nenable = ["twin"]\n')
+    assert outcome.status == 2
+    assert "first-dist 1.2.3" in outcome.message
+    assert "second-dist 1.2.3" in outcome.message
+
+
+RIVAL = """
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan_qwen3_trn.hooks import NodeOverride, hookimpl
+
+def rival(config):
+    return config
+
+@hookimpl
+def node_overrides(config):
+    return [NodeOverride(target=FlexAttention.Config, factory=rival, fqns=["layers.1"])]
+"""
+
+
+def test_two_plugins_that_claim_one_node_are_both_named(parse_job, install_plugin):
+    install_plugin("rival", RIVAL)
+    outcome = parse_job('[plugins]\nenable = ["rival"]\n')
+    assert outcome.status == 2
+    assert "plugin sdpa (torchtitan-qwen3-trn" in outcome.message
+    assert "plugin rival (rival-dist 1.2.3)" in outcome.message
+    assert "layers.1.attention.inner_attention" in outcome.message
+
+
+def test_failure_inside_a_hook_names_plugin_and_hook(parse_job, install_plugin):
+    install_plugin(
+        "faulty", "from torchtitan_qwen3_trn.hooks import hookimpl\n@hookimpl\ndef adjust_config(config): 1 / 0\n"
+    )
+    with pytest.raises(RuntimeError, match=r"plugin faulty \(faulty-dist 1\.2\.3\) failed in its hook adjust_config"):
+        parse_job('[plugins]\nenable = ["faulty"]\n')
+
+
+def test_problems_of_check_job_end_the_job(parse_job, install_plugin):
+    install_plugin(
+        "strict",
+        """
+        from torchtitan_qwen3_trn.errors import Problem
+        from torchtitan_qwen3_trn.hooks import hookimpl
+
+        @hookimpl
+        def check_job(config, machine):
+            return [Problem("training.seq_len", f"too long for {machine.device_type}", "halve it")]
+        """,
+    )
+    outcome = parse_job('[plugins]\nenable = ["strict"]\n')
+    assert outcome.status == 2
+    assert "training.seq_len: too long for cpu; halve it" in outcome.message
+
+
+def test_route_needs_plugins_that_are_not_installed(monkeypatch):
+    monkeypatch.setitem(ROUTES, "native", (*ROUTES["native"], "absent-plugin"))
+    _, problems = choose("native", [], [])
+    assert "absent-plugin" in str(problems[0])
+
+
+def test_every_hook_documents_its_contract():
+    assert hook_names()
+    for name in hook_names():
+        doc = getattr(hooks, name).__doc__
+        assert "Called" in doc, name
+        assert "mutated" in doc or "changed" in doc or "Not\n    called" in doc or "change" in doc, name
+
+
+def test_loaded_plugins_keep_their_order():
+    chosen, problems = choose("native", [], [])
+    active, load_problems = load(chosen)
+    assert not problems + load_problems
+    assert active.names == list(ROUTES["native"])

@@ -1,0 +1,1 @@
+"""Torchtitan model specifications, one package per model source."""

@@ -1,0 +1,176 @@
+"""From a job to its Qwen3 model, and the checks that need the architecture."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.qwen3.model import Qwen3Model
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hooks import Machine
+from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, differences, with_changes
+from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
+from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+logger = logging.getLogger(__name__)
+
+# torchtitan's default step of the expert bias (arXiv 2408.15664 uses the same).
+_BIAS_STEP = 1e-3
+
+
+def model_spec_for(config: PluginTrainer.Config) -> ModelSpec:
+    """The model that ``[model]`` describes.
+
+    Raises:
+        JobError: unknown flavor, no architecture given, a config.json the native model cannot represent, a flavor
+            that contradicts the checkpoint to be loaded, or single values that do not fit together.
+    """
+    name, arch = _published(config)
+    changes = config.model.changes()
+    if changes:
+        arch = with_changes(arch, changes)
+        name += " with " + ", ".join(f"{key} {value}" for key, value in changes.items())
+    bias_step = _BIAS_STEP if config.model.load_balance == "bias" and arch.num_experts else None
+    return model_spec(arch, flavor=name, load_balance_coeff=bias_step)
+
+
+def use_supported_spmd_backend(config: PluginTrainer.Config, machine: Machine) -> None:
+    """Expert parallelism on gloo: torchtitan's default SPMD backend uses an all-to-all that gloo does not have."""
+    degrees = config.parallelism
+    if machine.device_type == "cpu" and degrees.expert_parallel_degree > 1 and degrees.spmd_backend == "spmd_types":
+        degrees.spmd_backend = "partial_dtensor"
+        logger.info(
+            'parallelism.spmd_backend is set to "partial_dtensor": the uneven all-to-all of "spmd_types" '
+            "does not exist in gloo"
+        )
+
+
+def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+    """Sequence length against positions, heads and experts against degrees, vocabulary against tokenizer."""
+    if config.model_spec is None:
+        return []
+    model = cast(Qwen3Model.Config, config.model_spec.model)
+    return [
+        *_positions(config, model),
+        *_heads(config, model),
+        *_experts(config, model),
+        *_tying(config, model),
+        *_vocabulary(config, model),
+        *_export(config, model),
+    ]
+
+
+def _published(config: PluginTrainer.Config) -> tuple[str, Architecture]:
+    """Name and architecture from the flavor, or from config.json beside the weights."""
+    folder = Path(config.hf_assets_path)
+    has_config = (folder / "config.json").is_file()
+    if config.model.flavor is None:
+        if not has_config:
+            what = f"no flavor is given and {folder} holds no config.json to take the architecture from"
+            raise JobError([Problem("model.flavor", what, f"choose one of {', '.join(FLAVORS)}")])
+        return folder.name, from_hf_config(read_hf_config(folder))
+    arch = flavor(config.model.flavor)
+    if has_config:
+        _compare(config, arch, folder)
+    return config.model.flavor, arch
+
+
+def _compare(config: PluginTrainer.Config, arch: Architecture, folder: Path) -> None:
+    checkpoint = config.checkpoint
+    loads_from_folder = checkpoint.initial_load_in_hf and checkpoint.initial_load_path in (
+        None,
+        str(folder.absolute()),
+    )
+    if not loads_from_folder:
+        return
+    conflicts = differences(arch, from_hf_config(read_hf_config(folder)))
+    if conflicts:
+        what = f"{config.model.flavor!r} is not the checkpoint in {folder} (flavor, checkpoint): {'; '.join(conflicts)}"
+        raise JobError([Problem("model.flavor", what, "leave flavor out: config.json then decides")])
+
+
+def _positions(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+    seq_len, positions = config.training.seq_len, model.max_seq_len
+    if seq_len <= positions:
+        return []
+    what = f"{seq_len} is beyond the {positions} positions of this model"
+    return [Problem("training.seq_len", what, f"at most {positions}; a longer one needs YaRN or model.max_seq_len")]
+
+
+def _heads(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+    degree = config.parallelism.tensor_parallel_degree
+    attention = cast(GQAttention.Config, model.first_attention)
+    if degree <= 0:
+        return []
+    counts = {
+        "query heads": attention.n_heads,
+        "key and value heads": attention.n_kv_heads or attention.n_heads,
+    }
+    return [
+        Problem(
+            "parallelism.tensor_parallel_degree",
+            f"{degree} does not divide the {count} {name}",
+            _divisors(count),
+        )
+        for name, count in counts.items()
+        if count % degree
+    ]
+
+
+def _divisors(count: int) -> str:
+    return f"choose one of {[degree for degree in range(1, count + 1) if count % degree == 0]}"
+
+
+def _experts(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+    degree, where = config.parallelism.expert_parallel_degree, "parallelism.expert_parallel_degree"
+    counts = {layer.moe.num_experts for layer in model.layers if layer.moe is not None}
+    if degree > 1 and not counts:
+        return [Problem(where, f"{degree}, but this model has no experts", "set it to 1")]
+    return [
+        Problem(where, f"{degree} does not divide the {count} experts", _divisors(count))
+        for count in counts
+        if degree > 0 and count % degree
+    ]
+
+
+def _tying(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+    if not model.enable_weight_tying or config.parallelism.pipeline_parallel_degree <= 1:
+        return []
+    what = "the output layer shares the embedding's weight, which pipeline stages cannot"
+    return [Problem("parallelism.pipeline_parallel_degree", what, "set it to 1, or model.enable_weight_tying = false")]
+
+
+def _vocabulary(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+    entries = _tokenizer_entries(Path(config.hf_assets_path))
+    if entries <= model.vocab_size:
+        return []
+    what = f"{model.vocab_size} is less than the {entries} entries of the tokenizer in {config.hf_assets_path}"
+    return [Problem("model.vocab_size", what, "raise it, or use the tokenizer of this model")]
+
+
+def _tokenizer_entries(folder: Path) -> int:
+    """Highest token id plus one, from tokenizer.json; 0 when there is none to read."""
+    try:
+        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        ids = list(tokenizer["model"]["vocab"].values())
+        ids += [token["id"] for token in tokenizer.get("added_tokens", [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+    return max(ids, default=-1) + 1
+
+
+def _export(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+    biased = any(layer.moe is not None and layer.moe.load_balance_coeff is not None for layer in model.layers)
+    if not (config.checkpoint.enable and config.checkpoint.last_save_in_hf and biased):
+        return []
+    what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
+    return [Problem("model.load_balance", what, 'set it to "none", or checkpoint.last_save_in_hf = false')]

@@ -1,0 +1,1 @@
+"""Config subclasses and factories that replace nodes of a torchtitan model configuration."""

@@ -1,0 +1,158 @@
+"""From plugins' override requests to torchtitan's own override mechanism.
+
+Selecting, conflict detection and naming happen here, before the trainer exists, so that a mistake is reported with
+the plugin's name; replacing the nodes and logging them stays with ``torchtitan.config.override``.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torchtitan.config import Configurable
+from torchtitan.config.override import OverrideConfig, OverrideImport, apply_overrides, override
+
+from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.hooks import NodeOverride
+
+MODEL_PREFIX = "model_spec.model."
+
+_registered: dict[str, tuple[type, tuple[str, ...] | None]] = {}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A plugin's override request.
+
+    Attributes:
+        owner: the plugin's name and distribution, for messages.
+        name: the plugin's name.
+        override: what it asked for.
+    """
+
+    owner: str
+    name: str
+    override: NodeOverride
+
+
+def check_requests(requests: list[Request], config: Configurable.Config) -> list[Problem]:
+    """Report nodes that two plugins claim, patterns that match nothing, and requests that match nothing."""
+    problems: list[Problem] = []
+    claimed: dict[str, Request] = {}
+    for request in requests:
+        nodes = list(matching_nodes(request.override, config))
+        problems += _unmatched(request, config)
+        for fqn in nodes:
+            rival = _overlapping(fqn, claimed)
+            if rival is not None and rival.name != request.name:
+                problems.append(_conflict(fqn, rival, request))
+                break
+        claimed.update((fqn, request) for fqn in nodes)
+    return problems
+
+
+def matching_nodes(request: NodeOverride, config: Configurable.Config) -> Iterator[str]:
+    """Fully qualified names of the nodes of ``config`` that ``request`` replaces."""
+    patterns = _node_patterns(request.fqns)
+    for fqn, _, _, _ in config.traverse(request.target):
+        if patterns is None or any(fnmatchcase(fqn, pattern) for pattern in patterns):
+            yield fqn
+
+
+def activate(requests: list[Request], imports: list[OverrideImport]) -> list[OverrideImport]:
+    """Register every request with torchtitan and return ``imports`` extended by them."""
+    added: list[OverrideImport] = []
+    for request in requests:
+        target = _register(request.override)
+        added.append((target, request.override.kwargs) if request.override.kwargs else target)
+    return [*imports, *added]
+
+
+def try_imports(override_config: OverrideConfig, config: Configurable.Config) -> tuple[dict[str, int], list[Problem]]:
+    """Apply ``override_config`` to a copy of ``config``: nodes replaced per override, or what torchtitan objects to."""
+    trial = replace(config, model_spec=copy.deepcopy(config.model_spec))
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        lines = apply_overrides(override_config, trial)
+    except Exception as error:
+        return {}, [Problem("override.imports", f"{type(error).__name__}: {error}")]
+    finally:
+        logging.disable(level)
+    return dict(Counter(line.split()[1].rstrip(":") for line in lines)), []
+
+
+def _register(request: NodeOverride) -> str:
+    """Register with torchtitan under the factory's import path, as ``override.imports`` names it."""
+    patterns = _node_patterns(request.fqns)
+    selection = (request.target, tuple(patterns) if patterns is not None else None)
+    factory = _with_free_name(request.factory, selection)
+    target = f"{factory.__module__}.{factory.__name__}"
+    if target not in _registered:
+        override(target=request.target, fqns=patterns)(factory)
+        _registered[target] = selection
+    return target
+
+
+def _with_free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> Callable[..., Any]:
+    """``factory``, or a renamed copy when this process registered it before with another selection."""
+    name, count = factory.__name__, 1
+    while _registered.get(f"{factory.__module__}.{name}", selection) != selection:
+        count += 1
+        name = f"{factory.__name__}_{count}"
+    if count == 1:
+        return factory
+
+    @functools.wraps(factory)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        return factory(*args, **kwargs)
+
+    renamed.__name__ = name
+    return renamed
+
+
+def _node_patterns(fqns: list[str] | None) -> list[str] | None:
+    """Module names as a user writes them (``layers.0``) to patterns over the trainer's configuration tree."""
+    if fqns is None:
+        return None
+    return [MODEL_PREFIX + pattern + suffix for pattern in fqns for suffix in ("", ".*")]
+
+
+def _unmatched(request: Request, config: Configurable.Config) -> list[Problem]:
+    wanted = request.override
+    available = [fqn.removeprefix(MODEL_PREFIX) for fqn, _, _, _ in config.traverse(wanted.target)]
+    if not available:
+        what = f"this model has no {wanted.target.__qualname__} for it to replace"
+        return [Problem(request.owner, what, f"set plugins.disable = [{request.name!r}]")]
+    return [
+        Problem(
+            f"plugins.{request.name}.fqns",
+            f"{pattern!r} matches no module it could replace",
+            _hint(available),
+        )
+        for pattern in wanted.fqns or []
+        if not any(matching_nodes(replace(wanted, fqns=[pattern]), config))
+    ]
+
+
+def _hint(available: list[str]) -> str:
+    shown = ", ".join(available[:3]) + (", ..." if len(available) > 3 else "")
+    return f"there are {len(available)}: {shown}"
+
+
+def _overlapping(fqn: str, claimed: dict[str, Request]) -> Request | None:
+    for other, request in claimed.items():
+        if other == fqn or other.startswith(f"{fqn}.") or fqn.startswith(f"{other}."):
+            return request
+    return None
+
+
+def _conflict(fqn: str, first: Request, second: Request) -> Problem:
+    what = f"{first.owner} and {second.owner} both replace {fqn.removeprefix(MODEL_PREFIX)}"
+    return Problem("plugins", what, "disable one of them, or give them disjoint fqns")
