@@ -26,10 +26,8 @@ def autoload() -> None:
     if not seams_enabled():
         return
     try:
-        from wrapt.importer import register_post_import_hook
-
-        register_post_import_hook(_guarded(_install_config_manager), "torchtitan.config")
-        register_post_import_hook(_guarded(_install_cpu_device), "torchtitan.tools.utils")
+        _after_import("torchtitan.config", _install_config_manager)
+        _after_import("torchtitan.tools.utils", _install_cpu_device)
     except Exception as error:
         _step_aside(error)
 
@@ -59,6 +57,10 @@ def install_cpu_device_late() -> None:
 
 
 def _install_config_manager(config: Any) -> None:
+    if not hasattr(config, "ConfigManager"):
+        # torchtitan.config is what imported torch, so it is still being filled; its last submodule comes later.
+        _after_import("torchtitan.config.override", lambda _: _install_config_manager(config))
+        return
     from torchtitan_qwen3_trn.job.manager import JobConfigManager
 
     config.ConfigManager = JobConfigManager
@@ -71,6 +73,12 @@ def _install_cpu_device(utils: Any) -> None:
 
     utils.device_type = "cpu"
     utils.device_module = cpu_device_module
+
+
+def _after_import(module_name: str, install: Callable[[ModuleType], None]) -> None:
+    from wrapt.importer import register_post_import_hook
+
+    register_post_import_hook(_guarded(install), module_name)
 
 
 def _guarded(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from rich.console import Console
@@ -20,6 +20,14 @@ logger = logging.getLogger(__name__)
 
 _VERSIONED = ("torch", "torchtitan", "transformers", "torch-neuronx", "nki")
 _WIDTH = 110
+
+
+@runtime_checkable
+class CountsIdleParameters(Protocol):
+    """A model that is not made of torchtitan's modules and counts for itself."""
+
+    def idle_parameters(self) -> int:
+        """Parameters that one token does not use."""
 
 
 def log_startup(trainer: PluginTrainer) -> None:
@@ -61,6 +69,8 @@ def parameter_counts(trainer: PluginTrainer) -> tuple[int, int]:
     total, idle = 0, 0
     for part in trainer.model_parts:
         total += sum(parameter.numel() for parameter in part.parameters())
+        if isinstance(part, CountsIdleParameters):
+            idle += part.idle_parameters()
         for module in part.modules():
             if isinstance(module, RoutedExperts):
                 experts = sum(parameter.numel() for parameter in module.inner_experts.parameters())

@@ -69,6 +69,8 @@ class PluginTrainer(Trainer):
         """Nodes each override will replace, by plugin name or import path; filled when the job is checked."""
 
     plugins: ActivePlugins
+    local_loss: torch.Tensor | None = None
+    """This rank's part of the last step's loss per token: a scalar whose sum over the ``loss`` mesh is the loss."""
 
     def __init__(self, config: Config) -> None:
         from torchtitan_qwen3_trn.job.manager import end_with
@@ -98,8 +100,15 @@ class PluginTrainer(Trainer):
         self.add_model_inputs(inputs, extra_kwargs)
         return inputs, labels, extra_kwargs
 
+    def forward_backward_step(self, **arguments: Any) -> torch.Tensor:
+        """As in stock; also adds the microbatch to ``local_loss``."""
+        loss = super().forward_backward_step(**arguments)
+        self.local_loss = loss.detach().clone() if self.local_loss is None else self.local_loss + loss.detach()
+        return loss
+
     def train_step(self, data_iterator: Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]) -> None:
         """One optimizer step as in stock, then the ``after_step`` hooks."""
+        self.local_loss = None
         super().train_step(data_iterator)
         self.plugins.call("after_step", trainer=self, step=self.step)
 

@@ -43,10 +43,7 @@ def imported_by_stock_itself(module_name: str, attribute: str) -> bool:
     except (KeyError, OSError, TypeError):
         return False
     return any(
-        alias.name == attribute
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        alias.name == attribute for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
     )
 
 

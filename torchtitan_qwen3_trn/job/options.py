@@ -42,8 +42,9 @@ class ModelOptions:
     flavor: str | None = None
     """Published size, such as ``4B-Instruct-2507``; absent: ``config.json`` decides."""
 
-    load_balance: Literal["bias", "none"] = "bias"
-    """How a mixture of experts is kept balanced: torchtitan's auxiliary-loss-free expert bias, or not at all."""
+    load_balance: Literal["bias", "aux_loss", "none"] = "bias"
+    """How a mixture of experts is kept balanced: torchtitan's auxiliary-loss-free expert bias (native routes),
+    Transformers' router loss (huggingface_v5), or not at all."""
 
     vocab_size: int | None = None
     """Vocabulary entries."""

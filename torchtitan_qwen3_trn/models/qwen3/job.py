@@ -34,11 +34,14 @@ def model_spec_for(config: PluginTrainer.Config) -> ModelSpec:
         JobError: unknown flavor, no architecture given, a config.json the native model cannot represent, a flavor
             that contradicts the checkpoint to be loaded, or single values that do not fit together.
     """
-    name, arch = _published(config)
+    name, arch = published(config)
     changes = config.model.changes()
     if changes:
         arch = with_changes(arch, changes)
         name += " with " + ", ".join(f"{key} {value}" for key, value in changes.items())
+    if config.model.load_balance == "aux_loss":
+        what = f'"aux_loss" does not exist with backend {config.model.backend!r}'
+        raise JobError([Problem("model.load_balance", what, 'choose "bias" or "none", or backend "huggingface_v5"')])
     bias_step = _BIAS_STEP if config.model.load_balance == "bias" and arch.num_experts else None
     return model_spec(arch, flavor=name, load_balance_coeff=bias_step)
 
@@ -69,8 +72,8 @@ def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
     ]
 
 
-def _published(config: PluginTrainer.Config) -> tuple[str, Architecture]:
-    """Name and architecture from the flavor, or from config.json beside the weights."""
+def published(config: PluginTrainer.Config) -> tuple[str, Architecture]:
+    """Name and architecture from the flavor, or from config.json beside the weights; raises as `model_spec_for`."""
     folder = Path(config.hf_assets_path)
     has_config = (folder / "config.json").is_file()
     if config.model.flavor is None:
@@ -119,14 +122,15 @@ def _heads(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Probl
         Problem(
             "parallelism.tensor_parallel_degree",
             f"{degree} does not divide the {count} {name}",
-            _divisors(count),
+            divisors(count),
         )
         for name, count in counts.items()
         if count % degree
     ]
 
 
-def _divisors(count: int) -> str:
+def divisors(count: int) -> str:
+    """The remedy for a degree that does not divide ``count``."""
     return f"choose one of {[degree for degree in range(1, count + 1) if count % degree == 0]}"
 
 
@@ -136,7 +140,7 @@ def _experts(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Pro
     if degree > 1 and not counts:
         return [Problem(where, f"{degree}, but this model has no experts", "set it to 1")]
     return [
-        Problem(where, f"{degree} does not divide the {count} experts", _divisors(count))
+        Problem(where, f"{degree} does not divide the {count} experts", divisors(count))
         for count in counts
         if degree > 0 and count % degree
     ]
@@ -150,14 +154,14 @@ def _tying(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Probl
 
 
 def _vocabulary(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
-    entries = _tokenizer_entries(Path(config.hf_assets_path))
+    entries = tokenizer_entries(Path(config.hf_assets_path))
     if entries <= model.vocab_size:
         return []
     what = f"{model.vocab_size} is less than the {entries} entries of the tokenizer in {config.hf_assets_path}"
     return [Problem("model.vocab_size", what, "raise it, or use the tokenizer of this model")]
 
 
-def _tokenizer_entries(folder: Path) -> int:
+def tokenizer_entries(folder: Path) -> int:
     """Highest token id plus one, from tokenizer.json; 0 when there is none to read."""
     try:
         tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

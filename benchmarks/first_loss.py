@@ -1,0 +1,150 @@
+"""The loss a freshly initialised Qwen3 starts from, at full size, against theory.
+
+    python benchmarks/first_loss.py [--flavor 4B-Instruct-2507] [--seq_len 256]
+
+Builds the model with its own initialisation in bfloat16 and runs one forward pass over two rows, uniformly random
+tokens and the bundled text. Exits with status 1 when a row is further than 0.05 nats from `expected_first_loss`.
+
+What is compared is the loss against targets independent of the input, averaged over all of them:
+logsumexp(logits) - mean(logits). That is what theory is about, and hundreds of positions settle it. The loss against
+the one next token of each position, which a training run logs, has the same expectation but a spread of about 1 nat
+per token, and positions with the same target share most of it: hidden vectors of random weights resemble each other,
+so a frequent target is off by the same amount each time. The printed standard error counts distinct targets.
+
+Also printed: the mean logit of the input token itself. With tied weights the residual stream still holds a trace of
+its embedding.
+
+Weights stay in bfloat16; a layer computes in float32, several times faster on a CPU without bfloat16 arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import time
+from dataclasses import replace
+
+import torch
+from tokenizers import Tokenizer
+from torchtitan.models.qwen3 import Qwen3Model
+
+from torchtitan_qwen3_trn.assets import text_path, tokenizer_path
+from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
+from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
+from torchtitan_qwen3_trn.models.qwen3.spec import expected_first_loss, model_config
+from torchtitan_qwen3_trn.overrides.attention import sdpa
+
+TOLERANCE = 0.05
+CHUNK = 16384  # rows of the output projection in float32 at a time: 168 MB at 2560 columns
+
+
+def main() -> int:
+    """Measure, print, and return the exit status."""
+    args = _arguments()
+    arch = replace(flavor(args.flavor), max_seq_len=args.seq_len)
+    expected = expected_first_loss(arch)
+    torch.manual_seed(args.seed)
+    began = time.perf_counter()
+    model = _initialised(arch)
+    print(f"{args.flavor}: initialised in {time.perf_counter() - began:.0f} s")
+    print(f"expected first loss {expected:.4f} = ln({arch.vocab_size}) + {arch.init_std}^2 x {arch.dim} / 2")
+
+    rows = {"random tokens": _random_tokens(arch, args.seq_len), "bundled text": _text_tokens(arch, args.seq_len)}
+    began = time.perf_counter()
+    with torch.no_grad():
+        hidden_BLD = model(torch.stack(list(rows.values()))[:, :-1])
+    print(f"forward over {hidden_BLD.shape[0]} x {hidden_BLD.shape[1]} tokens in {time.perf_counter() - began:.0f} s")
+    differences = [
+        _report(name, _measured(model, hidden_LD, tokens), tokens[1:], expected)
+        for (name, tokens), hidden_LD in zip(rows.items(), hidden_BLD, strict=True)
+    ]
+    print(f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
+    return int(max(abs(difference) for difference in differences) > TOLERANCE)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--flavor", default="4B-Instruct-2507")
+    parser.add_argument("--seq_len", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def _initialised(arch: Architecture) -> Qwen3Model:
+    """The model in bfloat16 (rotary cache float32) with its own random weights, without its output projection."""
+    config = model_config(arch)
+    for layer in config.layers:
+        layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
+    with torch.device("meta"):
+        model = config.build()
+    model.to(torch.bfloat16).to_empty(device="cpu")
+    with torch.no_grad():
+        model.init_states(buffer_device=torch.device("cpu"))
+    model._skip_lm_head = True
+    model.tok_embeddings.register_forward_hook(lambda _module, _args, out: out.float())
+    for module in (*model.layers.values(), model.norm):
+        module.register_forward_pre_hook(lambda module, _args: _cast(module, torch.float32))
+        module.register_forward_hook(lambda module, _args, _out: _cast(module, torch.bfloat16))
+    return model.eval()
+
+
+def _cast(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Parameters only: the rotary cache has to stay float32."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def _random_tokens(arch: Architecture, seq_len: int) -> torch.Tensor:
+    return torch.randint(arch.vocab_size, (seq_len + 1,))
+
+
+def _text_tokens(arch: Architecture, seq_len: int) -> torch.Tensor:
+    """The first ``seq_len + 1`` tokens of the bundled text; a smaller vocabulary folds them."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path() / "tokenizer.json"))
+    ids: list[int] = []
+    with sorted(text_path().glob("*.json"))[0].open(encoding="utf-8") as lines:
+        while len(ids) <= seq_len:
+            ids += tokenizer.encode(json.loads(next(lines))["text"]).ids
+    return torch.tensor(ids[: seq_len + 1]) % arch.vocab_size
+
+
+def _measured(model: Qwen3Model, hidden_LD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Per position: loss over independent targets, loss of the next token, logit of the input token; ``(3, L)``.
+
+    Goes through the vocabulary in parts, so that no more than L x `CHUNK` logits exist at a time.
+    """
+    total_L = torch.full((len(hidden_LD),), -math.inf)
+    sum_L, target_L, own_L = torch.zeros(3, len(hidden_LD))
+    for start, weight_VD in enumerate(model.lm_head.weight.detach().split(CHUNK)):
+        logits_LV = hidden_LD @ weight_VD.float().T
+        total_L = torch.logaddexp(total_L, logits_LV.logsumexp(-1))
+        sum_L += logits_LV.sum(-1)
+        target_L += _picked(logits_LV, tokens[1:] - start * CHUNK)
+        own_L += _picked(logits_LV, tokens[:-1] - start * CHUNK)
+    return torch.stack([total_L - sum_L / model.lm_head.weight.shape[0], total_L - target_L, own_L])
+
+
+def _picked(logits_LV: torch.Tensor, index_L: torch.Tensor) -> torch.Tensor:
+    """Logit at each index, 0 where the index lies outside this part of the vocabulary."""
+    width = logits_LV.shape[1]
+    picked_L = logits_LV.gather(1, index_L.clamp(0, width - 1)[:, None])[:, 0]
+    return picked_L * ((index_L >= 0) & (index_L < width))
+
+
+def _report(name: str, measured: torch.Tensor, targets: torch.Tensor, expected: float) -> float:
+    independent, following, own = measured.mean(1).tolist()
+    per_target = torch.zeros(int(targets.max()) + 1).index_add(0, targets, measured[1] - following)
+    error = per_target.norm().item() / len(targets)
+    difference = independent - expected
+    verdict = "ok" if abs(difference) <= TOLERANCE else f"more than {TOLERANCE} off"
+    print(
+        f"{name:13}  loss {independent:.4f} ({difference:+.4f}, {verdict})  next token {following:.3f} +- {error:.3f}  "
+        f"logit of the input token {own:+.3f}"
+    )
+    return difference
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""A Transformers v5 causal language model as a torchtitan model."""

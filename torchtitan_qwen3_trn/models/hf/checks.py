@@ -1,0 +1,121 @@
+"""Checks of a job on the Hugging Face route that need its model but no process group, no folder and no memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.models.hf.build import attention_kinds
+from torchtitan_qwen3_trn.models.hf.model import HFModel
+from torchtitan_qwen3_trn.models.hf.tensor_parallel import unknown_styles
+from torchtitan_qwen3_trn.models.qwen3.job import divisors, tokenizer_entries
+from torchtitan_qwen3_trn.weights.headers import check_tensors
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+__all__ = ["check", "will_load_files"]
+
+_STEP_FOLDER = re.compile(r"step-\d+")
+
+
+def check(config: PluginTrainer.Config) -> list[Problem]:
+    """Degrees, sequence length, attention, vocabulary, and the headers of the weights to be loaded."""
+    model = cast(HFModel.Config, cast(ModelSpec, config.model_spec).model)
+    return [
+        *_parallelism(config),
+        *_tensor_parallel(config, model),
+        *_sequence(config, model),
+        *_vocabulary(config, model),
+        *_weights(config, model),
+    ]
+
+
+def will_load_files(config: PluginTrainer.Config) -> bool:
+    """Whether the run starts from Hugging Face files: it asks for it, and has no checkpoint of its own to resume."""
+    own = Path(config.dump_folder, config.checkpoint.folder)
+    resumes = own.is_dir() and any(_STEP_FOLDER.fullmatch(path.name) for path in own.iterdir())
+    return bool(config.checkpoint.enable and config.checkpoint.initial_load_in_hf and not resumes)
+
+
+def _parallelism(config: PluginTrainer.Config) -> Iterator[Problem]:
+    degrees = config.parallelism
+    for kind in ("pipeline", "context", "expert"):
+        key = f"{kind}_parallel_degree"
+        if getattr(degrees, key) > 1:
+            what = f"{getattr(degrees, key)}, but {kind} parallelism does not exist on the huggingface_v5 route"
+            yield Problem(f"parallelism.{key}", what, 'set it to 1, or model.backend = "native"')
+    if degrees.spmd_backend != "spmd_types":
+        what = f'"{degrees.spmd_backend}" does not exist on the huggingface_v5 route'
+        yield Problem("parallelism.spmd_backend", what, 'the only one is "spmd_types"')
+    if config.debug.spmd_typechecking:
+        what = "Transformers' modules carry no types to check"
+        yield Problem("debug.spmd_typechecking", what, "switch it off")
+
+
+def _tensor_parallel(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
+    degree, where = config.parallelism.tensor_parallel_degree, "parallelism.tensor_parallel_degree"
+    if degree <= 1:
+        return
+    if not model.tensor_parallel_plan:
+        yield Problem(where, "this architecture has no tensor parallel plan in Transformers", "set it to 1")
+    unknown = unknown_styles(model.tensor_parallel_plan)
+    if unknown:
+        what = f"this architecture's plan uses styles that are not known here: {', '.join(sorted(unknown))}"
+        yield Problem(where, what, "set it to 1")
+    text = model.architecture
+    dense = (shape[0] for name, shape in model.layout.shapes.items() if name.endswith(".mlp.gate_proj.weight"))
+    counts = {
+        "query heads": text.num_attention_heads,
+        "key and value heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        "columns of the feed-forward layer": next(dense, degree),
+        "experts": getattr(text, "num_experts", None) or degree,
+        "vocabulary entries": model.vocab_size,
+    }
+    for name, count in counts.items():
+        if count % degree:
+            yield Problem(where, f"{degree} does not divide the {count} {name}", divisors(count))
+    if model.layout.tied and getattr(text, "pad_token_id", None) is not None:
+        what = "a padding token in an embedding that is tied to the output layer cannot be split"
+        yield Problem(where, what, "set it to 1, or remove pad_token_id from config.json")
+
+
+def _sequence(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
+    text, seq_len = model.architecture, config.training.seq_len
+    positions = getattr(text, "max_position_embeddings", None) or seq_len
+    if seq_len > positions:
+        what = f"{seq_len} is beyond the {positions} positions of this model"
+        yield Problem("training.seq_len", what, f"at most {positions}, or set model.max_seq_len")
+    kinds = attention_kinds(text)
+    window = getattr(text, "sliding_window", None) or 0
+    if "sliding_attention" in kinds and seq_len > window:
+        what = f"{seq_len} is beyond the sliding window of {window} positions, which is not supported"
+        yield Problem("training.seq_len", what, f"at most {window}, where the window makes no difference")
+    others = kinds - {"full_attention", "sliding_attention"}
+    if others:
+        what = f"layers of type {', '.join(sorted(others))} cannot take a document mask"
+        yield Problem("config.json: layer_types", what, "use a model with full attention")
+
+
+def _vocabulary(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
+    entries = tokenizer_entries(Path(config.hf_assets_path))
+    if entries > model.vocab_size:
+        what = f"{model.vocab_size} is less than the {entries} entries of the tokenizer in {config.hf_assets_path}"
+        yield Problem("model.vocab_size", what, "raise it, or use the tokenizer of this model")
+
+
+def _weights(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
+    checkpoint = config.checkpoint
+    if checkpoint.initial_load_in_hf and not checkpoint.enable:
+        what = "has no effect while checkpoint.enable is false: the run would start from random weights"
+        yield Problem("checkpoint.initial_load_in_hf", what, "set checkpoint.enable = true")
+    if checkpoint.initial_load_in_hf_quantized:
+        yield Problem("checkpoint.initial_load_in_hf_quantized", "quantized weights cannot be trained here")
+    if will_load_files(config):
+        folder = Path(checkpoint.initial_load_path or config.hf_assets_path)
+        yield from check_tensors(folder, model.layout.shapes, ignores=model.layout.ignores)

@@ -1,0 +1,117 @@
+"""Rotary position embedding computed from the positions, in place of a table that is gathered from.
+
+Shape suffixes: B batch, L sequence, N heads, H head dimension, E = H / 2 frequencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import spmd_types as spmd
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torchtitan.config.override import derive
+
+# The two private helpers are stock's single source of the YaRN frequencies and of the placement of positions.
+# Their only public users bury them in a table or in a gather; a copy here would drift unnoticed, whereas a
+# renamed helper fails at import and changed numbers fail the comparison with stock's table in the tests.
+from torchtitan.models.common.rope import CosSinRoPE, _maybe_wrap_positions, _yarn_inv_freq
+
+__all__ = ["GatherFreeRoPE", "gather_free_rope"]
+
+
+class GatherFreeRoPE(CosSinRoPE):
+    """`CosSinRoPE` without a table: the same numbers, no gather or index operator in forward or backward.
+
+    The buffer keeps the name ``cache`` that torchtitan's sharding and initialisation know, but holds only the
+    inverse frequencies, ``(E,)`` float32. Angles are the same float32 products that stock's table is made of, so
+    outputs and gradients equal stock's bit for bit on CPU; positions are exact up to 2**24.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CosSinRoPE.Config):
+        """Options of `GatherFreeRoPE`."""
+
+        attention_factor: float = 1.0
+        """Multiplies cos and sin: the attention factor of YaRN in Transformers' models."""
+
+    def _precompute_cache(self) -> torch.Tensor:
+        """Inverse frequencies ``(E,)``, float32 whatever the default dtype, on the default device.
+
+        Always computed on the host: an accelerator's ``pow`` may be off in the last bits, and position 262,143
+        multiplies that error.
+        """
+        with torch.device("cpu"):
+            inv_freq_E = _inverse_frequencies(self.config)
+        return inv_freq_E.to(torch.get_default_device())
+
+    def _reshape_cache(self, query: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Cos and sin for ``positions``, side by side.
+
+        Args:
+            query: ``(B, L, N, H)``.
+            positions: ``(B, L)`` or ``(1, L)``, any integer dtype; ``None`` counts from 0.
+
+        Returns:
+            Float32 ``(B or 1, L, 1, H)``: E cosines, then E sines.
+        """
+        positions_BL = _maybe_wrap_positions(positions, query)
+        if positions_BL is None:
+            positions_BL = torch.arange(query.shape[1], device=query.device)[None]
+            if isinstance(query, DTensor):
+                replicate = [Replicate()] * query.device_mesh.ndim
+                positions_BL = DTensor.from_local(positions_BL, query.device_mesh, replicate, run_check=False)
+        return _cos_sin(positions_BL, self.cache, self.config.attention_factor)
+
+    @staticmethod
+    def apply_rotary_emb(
+        query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate ``query`` and ``key`` ``(B, L, N, H)`` by ``rope_cache`` ``(B or 1, L, 1, H)``.
+
+        Computed in float32, returned in the inputs' dtypes.
+        """
+        cos_BL1E, sin_BL1E = rope_cache.chunk(2, dim=-1)
+        return _rotate(query, cos_BL1E, sin_BL1E), _rotate(key, cos_BL1E, sin_BL1E)
+
+
+def _inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
+    """``theta ** (-2i / dim)`` for i < dim / 2 (RoFormer, arXiv:2104.09864), YaRN-scaled if so configured."""
+    if config.scaling == "llama":
+        raise NotImplementedError("CosSinRoPE, and so GatherFreeRoPE, does not support scaling = 'llama'")
+    if config.scaling == "yarn" and config.rope_factor > 1.0:
+        return _yarn_inv_freq(
+            config.dim,
+            config.theta,
+            config.rope_factor,
+            config.beta_fast,
+            config.beta_slow,
+            config.original_seq_len,
+            config.truncate,
+        )
+    return 1.0 / config.theta ** (torch.arange(0, config.dim, 2).float() / config.dim)
+
+
+@spmd.local_map(out_types={"dp": spmd.S(0), "cp": spmd.S(1), "tp": spmd.R})
+def _cos_sin(positions_BL: torch.Tensor, inv_freq_E: torch.Tensor, factor: float) -> torch.Tensor:
+    """``(B, L, 1, H)``: cosines and sines of position times frequency, times ``factor``."""
+    angles_BL1E = (positions_BL.float()[:, :, None] * inv_freq_E)[:, :, None]
+    cos_sin_BL1H = torch.cat((angles_BL1E.cos(), angles_BL1E.sin()), dim=-1)
+    return cos_sin_BL1H if factor == 1.0 else cos_sin_BL1H * factor
+
+
+def _rotate(x_BLNH: torch.Tensor, cos_BL1E: torch.Tensor, sin_BL1E: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + E) of the last dimension.
+
+    Half by half and in place on fresh tensors: at these sizes the time goes into writing memory. ``addcmul`` would
+    save another pass but may fuse multiply and add, which rounds once less than stock does.
+    """
+    low_BLNE, high_BLNE = x_BLNH.float().chunk(2, dim=-1)
+    new_low_BLNE = (low_BLNE * cos_BL1E).sub_(high_BLNE * sin_BL1E)
+    new_high_BLNE = (high_BLNE * cos_BL1E).add_(low_BLNE * sin_BL1E)
+    return torch.cat((new_low_BLNE.type_as(x_BLNH), new_high_BLNE.type_as(x_BLNH)), dim=-1)
+
+
+def gather_free_rope(config: CosSinRoPE.Config) -> GatherFreeRoPE.Config:
+    """Override factory: the `GatherFreeRoPE` that takes the place of ``config``, sharding and YaRN factor included."""
+    return derive(config, GatherFreeRoPE.Config)
