@@ -118,7 +118,7 @@ def pair(arch: Architecture, experts=None, rope=None):
     return reference, native, adapter
 
 
-def step(model, logits, targets):
+def backward(logits, targets):
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     loss.backward()
     return logits.detach()
@@ -131,6 +131,14 @@ def native_gradients(native, adapter):
     return adapter.to_hf(native.state_dict())
 
 
+def outputs_of(modules):
+    """A list that fills with what the modules return."""
+    outputs = []
+    for module in modules:
+        module.register_forward_hook(lambda _module, _args, out: outputs.append(out))
+    return outputs
+
+
 def difference(a, b):
     return ((a - b).abs().max() / b.abs().max()).item()
 
@@ -140,15 +148,14 @@ def compare(arch, positions, tolerance=FLOAT32, experts=None, rope=None):
     reference, native, adapter = pair(arch, experts, rope)
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(arch.vocab_size, (2, *positions.shape), generator=generator)
-    chosen = {"reference": [], "native": []}
-    for layer, block in enumerate(native.layers.values()):
-        if block.moe_enabled:
-            keep = lambda side: lambda _module, _args, out, side=side: chosen[side].append(out)  # noqa: E731
-            block.moe.router.register_forward_hook(keep("native"))
-            reference.model.layers[layer].mlp.gate.register_forward_hook(keep("reference"))
+    routers = [layer for layer, block in enumerate(native.layers.values()) if block.moe_enabled]
+    chosen = {
+        "reference": outputs_of([reference.model.layers[layer].mlp.gate for layer in routers]),
+        "native": outputs_of([native.layers[str(layer)].moe.router for layer in routers]),
+    }
 
-    wanted = step(reference, reference(tokens, position_ids=positions, use_cache=False).logits, targets)
-    got = step(native, native(tokens, positions, document_mask(positions)), targets)
+    wanted = backward(reference(tokens, position_ids=positions, use_cache=False).logits, targets)
+    got = backward(native(tokens, positions, document_mask(positions)), targets)
     assert difference(got, wanted) < tolerance
     gradients = native_gradients(native, adapter)
     expected = by_published_name({name: each.grad for name, each in reference.named_parameters()})
@@ -160,6 +167,7 @@ def compare(arch, positions, tolerance=FLOAT32, experts=None, rope=None):
 
 
 def same_choices(chosen):
+    assert chosen["reference"]
     for reference, native in zip(chosen["reference"], chosen["native"], strict=True):
         wanted = reference[2].sort(-1).values
         assert torch.equal(native[1].flatten(0, 1).sort(-1).values, wanted)

@@ -71,16 +71,21 @@ def _options(plugin: LoadedPlugin) -> list[dict[str, Any]]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    table = Table(show_lines=True)
-    for heading in ("plugin", "distribution", "routes", "hooks", "options: type = default"):
-        table.add_column(heading, overflow="fold")
+    console = Console(soft_wrap=True)
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for row in rows:
-        options = [f"{item['name']}: {item['type']} = {json.dumps(item['default'])}" for item in row["options"]]
-        table.add_row(
-            row["name"],
-            f"{row['distribution']} {row['version']}",
-            "\n".join(row["routes"]) or "on request",
-            "\n".join(row["hooks"]) or row["problem"],
-            "\n".join(options) or "none",
-        )
-    Console().print(table)
+        details = {
+            "from": f"{row['distribution']} {row['version']}",
+            "routes": ", ".join(row["routes"]) or "none: enable it by name",
+            "hooks": ", ".join(row["hooks"]) or "cannot be loaded",
+            **{f"  {item['name']}": f"{item['type']} = {json.dumps(item['default'])}" for item in row["options"]},
+        }
+        for index, (heading, text) in enumerate(details.items()):
+            table.add_row("" if index else row["name"], heading, text, end_section=heading == list(details)[-1])
+    console.print(table)
+    for row in rows:
+        if row["problem"]:
+            console.print(row["problem"], markup=False, highlight=False)

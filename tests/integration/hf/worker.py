@@ -1,0 +1,72 @@
+"""Trains several small jobs one after the other in one process per rank and writes their losses as JSON.
+
+    torchrun --nproc_per_node=N worker.py CASES.json OUT.json
+
+A case is ``{"name", "args", "steps", "accumulation"}``; ``args`` are those of ``torchtitan.train``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Train one case; losses are exact, not those printed in the log."""
+    from fixed_batches import FixedBatches
+    from torchtitan.config import ConfigManager
+
+    from torchtitan_qwen3_trn.weights.first_loss import global_loss
+
+    config = ConfigManager().parse_args(case["args"])
+    vocab_size, accumulation = config.model_spec.model.vocab_size, case.get("accumulation", 1)
+    config.dataloader = FixedBatches.Config(vocab_size=vocab_size, accumulation=accumulation)
+    trainer = config.build()
+    try:
+        trainer.checkpointer.load(step=config.checkpoint.load_step)
+        batches = trainer.batch_generator(trainer.dataloader)
+        losses = []
+        while trainer.should_continue_training():
+            trainer.step += 1
+            trainer.train_step(batches)
+            losses.append(global_loss(trainer))
+            trainer.checkpointer.save(trainer.step, last_step=trainer.step == config.training.steps)
+        return {"losses": losses}
+    finally:
+        trainer.close()
+        torch.distributed.destroy_process_group()
+
+
+def main(cases: Path, out: Path) -> None:
+    """Run every case; one that fails is reported with its traceback."""
+    log: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            log.append(record.getMessage())
+
+    logging.getLogger().addHandler(Keep())
+    logging.getLogger().setLevel(logging.INFO)
+    results = {}
+    for case in json.loads(cases.read_text()):
+        log.clear()
+        try:
+            result = run(case)
+        except (Exception, SystemExit):
+            result = {"error": traceback.format_exc()}
+        results[case["name"]] = {**result, "log": "\n".join(log)}
+    if os.environ["RANK"] == "0":
+        out.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
