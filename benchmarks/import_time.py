@@ -1,6 +1,6 @@
 """``import torch`` with this package's autoload against without it, in pairs; prints medians and their difference.
 
-    python benchmarks/import_time.py [PAIRS]
+python benchmarks/import_time.py [PAIRS]
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ def hand_wired(steps: int) -> None:
     import dataclasses
 
     from torchtitan.tools import utils
+
     from torchtitan_qwen3_trn.device.cpu import cpu_device_module
 
     utils.device_type, utils.device_module = "cpu", cpu_device_module
@@ -49,6 +50,7 @@ def hand_wired(steps: int) -> None:
     from torchtitan.models.common.attention import FlexAttention
     from torchtitan.models.qwen3 import config_registry
     from torchtitan.trainer import Trainer
+
     from torchtitan_qwen3_trn import assets
     from torchtitan_qwen3_trn.models.qwen3.architecture import with_changes
     from torchtitan_qwen3_trn.models.qwen3.flavors import flavor

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torchtitan.config.override import derive
 from torchtitan.models.common.nn_modules import RMSNorm
+
 from torchtitan_qwen3_trn.hooks import NodeOverride, hookimpl
 from torchtitan_qwen3_trn.trainer import PluginTrainer
 
@@ -24,9 +25,7 @@ class Float32RMSNorm(RMSNorm):
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """Normalise in float32 and return the input's dtype."""
         with torch.autocast(x_BLD.device.type, enabled=False):
-            y_BLD = torch.nn.functional.rms_norm(
-                x_BLD.float(), self.normalized_shape, self.weight.float(), self.eps
-            )
+            y_BLD = torch.nn.functional.rms_norm(x_BLD.float(), self.normalized_shape, self.weight.float(), self.eps)
         return y_BLD.type_as(x_BLD)
 
 

@@ -6,6 +6,7 @@ Run as a program: it needs a process of its own, with nothing imported but what 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import json
 import sys
@@ -36,23 +37,27 @@ def attributes() -> Iterator[tuple[str, str, object]]:
                     yield f"{module_name}.{name}", member, inner
 
 
-def imported_by_stock_itself(module_name: str, attribute: str) -> bool:
-    """Whether the module's own source says ``from somewhere import attribute``."""
+def copied_by_stock_itself(module_name: str, attribute: str, value: object) -> bool:
+    """Whether the module's own source says ``from elsewhere import attribute`` and elsewhere holds ``value``."""
+    module = sys.modules.get(module_name)
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[module_name]))
-    except (KeyError, OSError, TypeError):
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError):
         return False
-    return any(
-        alias.name == attribute for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    sources = (
+        importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and any(alias.name == attribute for alias in node.names)
     )
+    return any(getattr(sys.modules.get(source), attribute, None) is value for source in sources)
 
 
 def main() -> None:
     from torchtitan import train
 
     train.main()
-    found = [(module, name) for module, name, value in attributes() if is_ours(value)]
-    rows = [(module, name, imported_by_stock_itself(module, name)) for module, name in found]
+    found = [row for row in attributes() if is_ours(row[2])]
+    rows = [(module, name, copied_by_stock_itself(module, name, value)) for module, name, value in found]
     print("SEAMS", json.dumps(sorted(set(rows))))
 
 

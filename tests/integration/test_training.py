@@ -98,7 +98,9 @@ def test_bad_job_under_a_launcher_speaks_once_and_leaves_nothing(write_job, tmp_
     run = train("--job.config_file", job, ranks=2, cwd=tmp_path)
     assert run.status != 0
     assert run.log.count("metrics2: unknown key") == 1
-    assert "Traceback" not in run.log.split("torch.distributed.elastic")[0]
+    # The launcher reports its failed workers in its own way; the workers themselves give no traceback.
+    assert run.log.count("Traceback") == 1
+    assert "ChildFailedError" in run.log.split("Traceback")[1]
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
 
@@ -106,6 +108,8 @@ def test_64_rank_rehearsal_trains_the_full_size_4b_within_12_gb(tmp_path):
     run = train(
         "--job.config_file", EXAMPLES / "qwen3_4b_native.toml", "--job.profile", "neuron",
         "--comm.mode", "fake_backend", "--training.seq_len", "256", "--training.steps", "1",
+        # bfloat16 matmuls are several times slower than float32 on a CPU without instructions for them.
+        "--training.mixed_precision_param", "float32",
         cwd=tmp_path, environment={"NGPU": "64"},
     )  # fmt: skip
     assert run.status == 0, run.log

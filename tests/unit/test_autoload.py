@@ -80,9 +80,9 @@ def test_stock_flags_go_through_the_substituted_manager_unchanged(parse):
     assert type(ours) is type(stock)
     assert _without_addresses(repr(ours)) == _without_addresses(repr(stock))
     for wrong in ([], ["--module", "qwen3"], ["--module", "qwen3", "--config", "nothing"]):
-        with pytest.raises(ValueError, match="--module|--config|not found") as from_stock:
+        with pytest.raises(ValueError, match=r"--module|--config|not found") as from_stock:
             Stock().parse_args(wrong)
-        with pytest.raises(ValueError, match="--module|--config|not found") as from_ours:
+        with pytest.raises(ValueError, match=r"--module|--config|not found") as from_ours:
             parse(*wrong)
         assert str(from_stock.value) == str(from_ours.value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from torchtitan_qwen3_trn.device.cpu import CpuDeviceModule, cpu_device_module
 
 

@@ -64,7 +64,12 @@ def test_job_and_model_sections_hold_stocks_two_top_level_fields(parse_job, tmp_
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
-    [("none", None), ("full", FullAC.Config), ("selective", SelectiveAC.Config), ("memory_budget", MemoryBudgetAC.Config)],
+    [
+        ("none", None),
+        ("full", FullAC.Config),
+        ("selective", SelectiveAC.Config),
+        ("memory_budget", MemoryBudgetAC.Config),
+    ],
 )
 def test_activation_checkpoint_is_chosen_by_mode(parse_job, mode, expected):
     base = TINY_MODEL.replace('mode = "none"', f'mode = "{mode}"')
@@ -74,7 +79,15 @@ def test_activation_checkpoint_is_chosen_by_mode(parse_job, mode, expected):
 
 
 def test_optimizer_short_form_makes_one_group(parse_job):
-    text = '[optimizer]\nname = "Adam"\nlr = 1e-3\nbetas = [0.8, 0.99]\neps = 1e-6\nweight_decay = 0.2\nimplementation = "foreach"\n'
+    text = """
+    [optimizer]
+    name = "Adam"
+    lr = 1e-3
+    betas = [0.8, 0.99]
+    eps = 1e-6
+    weight_decay = 0.2
+    implementation = "foreach"
+    """
     optimizer = parse_job(text).config.optimizer
     (group,) = optimizer.param_groups
     assert (group.pattern, group.optimizer_name, optimizer.implementation) == (".*", "Adam", "foreach")

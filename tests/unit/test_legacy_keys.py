@@ -179,7 +179,7 @@ def test_converters_are_refused_and_so_is_their_section(parse_job):
 def test_old_and_new_name_may_agree_but_not_contradict(parse_job):
     agree = parse_job('[training]\ndataset = "c4_test"\n[dataloader]\ndataset = "c4_test"\n', base=TINY_MODEL.replace(
         "[training]\nlocal_batch_size = 2\nseq_len = 64\nsteps = 3\n", ""))  # fmt: skip
-    contradict = parse_job('[profiling]\nprofile_freq = 3\n[profiler]\nprofile_freq = 4\n')
+    contradict = parse_job("[profiling]\nprofile_freq = 3\n[profiler]\nprofile_freq = 4\n")
     assert agree.status is None, agree.message
     assert contradict.status == 2
     assert "profiling.profile_freq" in contradict.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+
 from torchtitan_qwen3_trn import hooks
 from torchtitan_qwen3_trn.plugins import ROUTES, choose, hook_names, installed_plugins, load
 
@@ -56,12 +57,14 @@ def test_disabled_route_plugin_leaves_its_nodes_alone(parse_job):
     assert outcome.config.planned_overrides == {"sdpa": 2}
 
 
+IMPORT = "from torchtitan_qwen3_trn.hooks import hookimpl\n"
+
 BROKEN = [
     ("raise ValueError('kaput')", ["cannot be loaded", "kaput"]),
     ("import no_such_package", ["cannot be loaded", "no_such_package"]),
     ("x = 1", ["implements no hook"]),
-    ("from torchtitan_qwen3_trn.hooks import hookimpl\n@hookimpl\ndef adjust_confg(config): ...", ["does not exist", "adjust_config"]),
-    ("from torchtitan_qwen3_trn.hooks import hookimpl\n@hookimpl\ndef adjust_config(konfig): ...", ["cannot be loaded", "konfig"]),
+    (IMPORT + "@hookimpl\ndef adjust_confg(config): ...", ["does not exist", "adjust_config"]),
+    (IMPORT + "@hookimpl\ndef adjust_config(konfig): ...", ["cannot be loaded", "konfig"]),
     (HELLO.replace("@dataclass(kw_only=True)\n", ""), ["Options is not a dataclass"]),
 ]  # fmt: skip
 

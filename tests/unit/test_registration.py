@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from torchtitan.config.override import clear_overrides
 from torchtitan.models.common.attention import FlexAttention
+
 from torchtitan_qwen3_trn.hooks import NodeOverride
 from torchtitan_qwen3_trn.overrides import registration
 
@@ -23,7 +24,9 @@ def _clean_registry():
 
 
 def request(fqns: list[str] | None) -> registration.Request:
-    return registration.Request("plugin x (y 1)", "x", NodeOverride(target=FlexAttention.Config, factory=keep, fqns=fqns))
+    return registration.Request(
+        "plugin x (y 1)", "x", NodeOverride(target=FlexAttention.Config, factory=keep, fqns=fqns)
+    )
 
 
 def test_a_request_is_named_by_its_factorys_import_path():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 Backend = Literal["native", "huggingface_v5", "nki_moe"]
@@ -87,21 +87,8 @@ class ModelOptions:
 
     def changes(self) -> dict[str, object]:
         """The architecture fields that were set, by name."""
-        return {name: getattr(self, name) for name in ARCHITECTURE_FIELDS if getattr(self, name) is not None}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_ARCHITECTURE}
+        return {name: value for name, value in values.items() if value is not None}
 
 
-ARCHITECTURE_FIELDS = (
-    "vocab_size",
-    "dim",
-    "n_layers",
-    "n_heads",
-    "n_kv_heads",
-    "head_dim",
-    "hidden_dim",
-    "num_experts",
-    "top_k",
-    "moe_hidden_dim",
-    "rope_theta",
-    "max_seq_len",
-    "enable_weight_tying",
-)
+_NOT_ARCHITECTURE = ("name", "backend", "flavor", "load_balance")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import spmd_types as spmd
 import torch
-import torch.nn.functional as F
 from spmd_types.runtime import get_partition_spec
 from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
@@ -90,7 +89,7 @@ class DocumentSDPA(ScaledDotProductAttention):
         k_BNLH = k_BLNH.transpose(1, 2).contiguous()
         # The SPMD checker has no rule for an untyped mask next to typed tensors; the output is sharded as the query.
         with spmd.no_typecheck():
-            out_BNLH = F.scaled_dot_product_attention(
+            out_BNLH = torch.nn.functional.scaled_dot_product_attention(
                 q_BNLH,
                 k_BNLH,
                 v_BNLH,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import spmd_types as spmd
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.config.override import derive
@@ -92,7 +91,6 @@ def _inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
     return 1.0 / config.theta ** (torch.arange(0, config.dim, 2).float() / config.dim)
 
 
-@spmd.local_map(out_types={"dp": spmd.S(0), "cp": spmd.S(1), "tp": spmd.R})
 def _cos_sin(positions_BL: torch.Tensor, inv_freq_E: torch.Tensor, factor: float) -> torch.Tensor:
     """``(B, L, 1, H)``: cosines and sines of position times frequency, times ``factor``."""
     angles_BL1E = (positions_BL.float()[:, :, None] * inv_freq_E)[:, :, None]

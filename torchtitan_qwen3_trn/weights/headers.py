@@ -118,9 +118,8 @@ def _index_problems(folder: Path, files: set[str]) -> list[Problem]:
     try:
         named = {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [
-            Problem(str(path), f"is not an index of tensors ({type(error).__name__}: {error})", "download it again")
-        ]
+        what = f"is not an index of tensors ({type(error).__name__}: {error})"
+        return [Problem(str(path), what, "download it again")]
     absent = sorted(named - files)
     if not absent:
         return []

@@ -7,6 +7,7 @@ A case is ``{"name", "args", "steps", "accumulation"}``; ``args`` are those of `
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -19,6 +20,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+DEADLINE_S = int(os.environ.get("D", "240"))
+
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case; losses are exact, not those printed in the log."""
@@ -30,7 +33,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     config = ConfigManager().parse_args(case["args"])
     vocab_size, accumulation = config.model_spec.model.vocab_size, case.get("accumulation", 1)
     config.dataloader = FixedBatches.Config(vocab_size=vocab_size, accumulation=accumulation)
-    trainer = config.build()
+    trainer = _trainer(config)
     try:
         trainer.checkpointer.load(step=config.checkpoint.load_step)
         batches = trainer.batch_generator(trainer.dataloader)
@@ -43,7 +46,21 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         return {"losses": losses}
     finally:
         trainer.close()
-        torch.distributed.destroy_process_group()
+
+
+def _trainer(config: Any) -> Any:
+    """A trainer that keeps the process group of the case before: gloo groups made anew in one process hang."""
+    from torchtitan.distributed import ParallelDims
+
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+    class SameGroup(PluginTrainer):
+        def init_distributed(self) -> ParallelDims:
+            if not torch.distributed.is_initialized():
+                return super().init_distributed()
+            return ParallelDims.from_config(self.config.parallelism, torch.distributed.get_world_size())
+
+    return SameGroup(config)
 
 
 def main(cases: Path, out: Path) -> None:
@@ -59,6 +76,7 @@ def main(cases: Path, out: Path) -> None:
     results = {}
     for case in json.loads(cases.read_text()):
         log.clear()
+        print(case["name"], flush=True)
         try:
             result = run(case)
         except (Exception, SystemExit):
@@ -69,4 +87,5 @@ def main(cases: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
     main(Path(sys.argv[1]), Path(sys.argv[2]))

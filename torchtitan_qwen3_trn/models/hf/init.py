@@ -46,7 +46,7 @@ def _children_first(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Modu
 
 
 def _initialize_module(model: PreTrainedModel, module: nn.Module) -> None:
-    sharded = {name: value for name, value in module._parameters.items() if isinstance(value, DTensor)}
+    sharded = {name: value for name, value in module.named_parameters(recurse=False) if isinstance(value, DTensor)}
     whole = {name: _whole_tensor(value) for name, value in sharded.items()}
     try:
         module._parameters.update(whole)

@@ -46,7 +46,7 @@ def model_spec_for(config: PluginTrainer.Config, *, document_mask: bool, experts
     chosen = _experts_for(utils.device_type) if experts == "auto" else experts
     skeleton = build_on_meta(hf_config, document_mask=document_mask, experts=chosen)
     router_loss = config.model.load_balance == "aux_loss"
-    if router_loss and not (has_router_loss(skeleton) and getattr(hf_config, "num_experts", 0)):
+    if router_loss and not (has_router_loss(skeleton) and getattr(hf_config, "num_experts", None)):
         what = f'"aux_loss", but Transformers has no router loss for {type(skeleton).__name__}'
         raise JobError([Problem("model.load_balance", what, 'set it to "none"')])
     _say_what_differs(config, hf_config)
@@ -71,7 +71,7 @@ def model_spec_for(config: PluginTrainer.Config, *, document_mask: bool, experts
 
 def _say_what_differs(config: PluginTrainer.Config, hf_config: PreTrainedConfig) -> None:
     """Log that torchtitan's way of balancing experts does not exist here, where a job may have counted on it."""
-    if config.model.load_balance == "bias" and getattr(hf_config, "num_experts", 0) and is_rank_zero():
+    if config.model.load_balance == "bias" and getattr(hf_config, "num_experts", None) and is_rank_zero():
         logger.warning(
             'model.load_balance = "bias" is torchtitan\'s own and does not exist for a Transformers model: its experts '
             'are not balanced. "aux_loss" trains on the router loss of Transformers'

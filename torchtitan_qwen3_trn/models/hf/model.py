@@ -19,7 +19,7 @@ from torchtitan_qwen3_trn.models.hf.init import initialize
 from torchtitan_qwen3_trn.models.hf.layout import Layout
 from torchtitan_qwen3_trn.models.hf.router_loss import RouterLoss
 
-__all__ = ["HFModel"]
+__all__ = ["HFModel", "idle_parameters"]
 
 
 class HFModel(BaseModel):
@@ -66,7 +66,7 @@ class HFModel(BaseModel):
             )
             unused = idle_parameters(model)
             if not self.layout.tied:
-                unused += model.get_submodule("model.embed_tokens").weight.numel()
+                unused += text.vocab_size * text.hidden_size
             return nparams, flops - 6 * unused
 
         def to_dict(self) -> dict[str, Any]:
@@ -141,7 +141,8 @@ def idle_parameters(model: nn.Module) -> int:
     """Parameters of ``model`` that one token does not use."""
     idle = 0
     for module in model.modules():
-        router, experts = getattr(module, "gate", None), getattr(module, "experts", None)
-        if isinstance(experts, nn.Module) and hasattr(router, "top_k"):
-            idle += sum(each.numel() - each.numel() // each.shape[0] * router.top_k for each in experts.parameters())
+        experts = getattr(module, "experts", None)
+        top_k = getattr(getattr(module, "gate", None), "top_k", None)
+        if isinstance(experts, nn.Module) and isinstance(top_k, int):
+            idle += sum(each.numel() - each.numel() // each.shape[0] * top_k for each in experts.parameters())
     return idle

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config.override import derive
 from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.activation_checkpoint import ActivationCheckpointingConfig
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointingConfig, SelectiveAC
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.fsdp import (
     disable_fsdp_gradient_division,
@@ -19,7 +22,7 @@ from torchtitan.distributed.fsdp import (
 )
 from torchtitan.tools.logging import logger
 
-from torchtitan_qwen3_trn.models.hf.model import HFModel
+from torchtitan_qwen3_trn.models.hf.model import HFModel, idle_parameters
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import apply_tensor_parallel
 
 __all__ = ["parallelize"]
@@ -44,13 +47,35 @@ def parallelize(
     if parallel_dims.tp_enabled:
         apply_tensor_parallel(model.transformers_model, mesh["tp"])
     if ac_config is not None:
-        ac_config.build(dump_folder=dump_folder).apply(model)
+        policy = _safe_for_routers(ac_config) if idle_parameters(model) else ac_config
+        policy.build(dump_folder=dump_folder).apply(model)
     if compile_config.enable and "model" in compile_config.components:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
     data_parallel = tuple(name for name in mesh.mesh_dim_names or () if name != "tp")
     _share_router_loss(model, training, parallel_dims)
     _apply_fsdp(model, mesh[data_parallel], training, parallelism)
     return model
+
+
+class RouterSafeSelectiveAC(SelectiveAC):
+    """Stock's selective checkpointing without keeping top-k results.
+
+    Transformers' router divides the top-k values in place, and a kept tensor must not change.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        """Stock's options."""
+
+    def get_save_ops(self) -> set[Any]:
+        """Stock's operators but top-k, which is recomputed."""
+        return super().get_save_ops() - {torch.ops.aten.topk.default}
+
+
+def _safe_for_routers(ac_config: Any) -> Any:
+    if isinstance(ac_config, SelectiveAC.Config):
+        return derive(ac_config, RouterSafeSelectiveAC.Config)
+    return ac_config
 
 
 def _share_router_loss(model: HFModel, training: TrainingConfig, parallel_dims: ParallelDims) -> None:

@@ -69,7 +69,9 @@ def log(trainer: PluginTrainer, step: int) -> None:
     """Log the router loss of the step just taken, where torchtitan logs its loss too. A collective."""
     for part in trainer.model_parts:
         router_loss = getattr(part, "router_loss", None)
-        mean = router_loss.take() if isinstance(router_loss, RouterLoss) else None
+        if not isinstance(router_loss, RouterLoss):
+            continue
+        mean = router_loss.take()
         if mean is None or not trainer.metrics_processor.should_log(step):
             continue
         dims = trainer.parallel_dims
@@ -89,7 +91,7 @@ class _WithLoss(torch.autograd.Function):
         return hidden_BLD.view_as(hidden_BLD)
 
     @staticmethod
-    def backward(ctx: Any, grad_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return grad_BLD, ctx.one
 
 

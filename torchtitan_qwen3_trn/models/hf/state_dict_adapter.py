@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
@@ -127,10 +127,11 @@ def _sharded_like(value: DTensor, piece: torch.Tensor, projections: int) -> torc
     for name, placement in zip(names, value.placements, strict=True):
         if isinstance(placement, Replicate):
             continue
-        if placement.dim == 1 and projections > 1:
+        dim = cast(Shard, placement).dim
+        if dim == 1 and projections > 1:
             raise ValueError(f"{placement} splits the projections of one expert, which files keep apart")
-        if placement.dim > 0:
-            inner[name] = Shard(placement.dim - 1)
+        if dim > 0:
+            inner[name] = Shard(dim - 1)
     if not inner:
         return piece
     shape = (value.shape[1] // projections, value.shape[2])

@@ -6,7 +6,7 @@ clipping and fused optimizer need all of them on one mesh.
 Experts are split by expert rather than, as the plan says, inside each expert: the plan's split of the fused gate and up
 projections is not contiguous, and distributed checkpoints can hold contiguous parts only. The sums are the same.
 
-Shape suffixes: T tokens, D model width, K experts per token.
+Shape suffixes: B batch, L sequence, T = B * L tokens, D model width, K experts per token.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ class _Whole(ParallelStyle):
     """Parameters are replicated; the module computes on plain tensors.
 
     Args:
-        gradient: what each rank's gradient is: the whole (``Replicate``) or, where a rank sees only its heads, a
-            summand (``Partial``).
+        summed: whether each rank computes a summand of the gradient, because it sees only its heads.
     """
 
-    def __init__(self, gradient: Placement) -> None:
+    def __init__(self, *, summed: bool = False) -> None:
         super().__init__()
-        self.gradient = gradient
+        self.summed = summed
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, Replicate())
-        _compute_on_local_parameters(module, self.gradient)
+        _compute_on_local_parameters(module, summed=self.summed)
         return module
 
 
@@ -53,12 +52,13 @@ class _ByExpert(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, Shard(0))
-        _compute_on_local_parameters(module, None)
-        held = module.num_experts // device_mesh.size()
+        _compute_on_local_parameters(module)
+        experts: Any = module
+        held = experts.num_experts // device_mesh.size()
         first = held * device_mesh.get_local_rank()
         # Transformers' experts skip the id `num_experts`; this is how its own expert parallelism marks foreign ones.
-        module.num_experts = held
-        module._is_expert_parallel = True
+        experts.num_experts = held
+        experts._is_expert_parallel = True
 
         def own_experts(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             hidden_TD, experts_TK, weights_TK, *rest = args
@@ -67,11 +67,31 @@ class _ByExpert(ParallelStyle):
             weights_TK = _summed_gradient(weights_TK, device_mesh).masked_fill(foreign_TK, 0.0)
             return (_summed_gradient(hidden_TD, device_mesh), local_TK, weights_TK, *rest)
 
-        def add_up(_: nn.Module, __: Any, output_TD: torch.Tensor) -> torch.Tensor:
-            partial = DTensor.from_local(output_TD, device_mesh, [Partial()], run_check=False)
-            return partial.redistribute(placements=[Replicate()]).to_local()
-
         module.register_forward_pre_hook(own_experts)
+        module.register_forward_hook(lambda _, __, output_TD: _sum_over_ranks(output_TD, device_mesh))
+        return module
+
+
+class _ByVocabulary(ParallelStyle):
+    """An embedding's rows are split; each rank looks up its own, and the ranks' outputs are summed."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _distribute(module, device_mesh, Shard(0))
+        _compute_on_local_parameters(module)
+        embedding: Any = module
+        held = embedding.num_embeddings // device_mesh.size()
+        first = held * device_mesh.get_local_rank()
+        foreign: list[torch.Tensor] = []
+
+        def own_rows(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            (ids_BL,) = args
+            foreign.append((ids_BL < first) | (ids_BL >= first + held))
+            return (torch.where(foreign[-1], 0, ids_BL - first),)
+
+        def add_up(_: nn.Module, __: Any, output_BLD: torch.Tensor) -> torch.Tensor:
+            return _sum_over_ranks(output_BLD.masked_fill(foreign.pop()[..., None], 0.0), device_mesh)
+
+        module.register_forward_pre_hook(own_rows)
         module.register_forward_hook(add_up)
         return module
 
@@ -98,11 +118,11 @@ def apply_tensor_parallel(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             _split(module, mesh, linear[style])
     embedding = model.get_input_embeddings()
     if model.all_tied_weights_keys:
-        _split(embedding, mesh, RowwiseParallel(input_layouts=Replicate(), use_local_output=True))
+        _split(embedding, mesh, _ByVocabulary())
         model.tie_weights()
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
-            _split(module, mesh, _Whole(Replicate()))
+            _split(module, mesh, _Whole())
 
 
 def _split(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle) -> None:
@@ -114,7 +134,7 @@ def _linear_styles() -> dict[str, ParallelStyle]:
     return {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(),
-        "replicated_with_grad_allreduce": _Whole(Partial()),
+        "replicated_with_grad_allreduce": _Whole(summed=True),
     }
 
 
@@ -128,12 +148,12 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> No
         module.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
 
 
-def _compute_on_local_parameters(module: nn.Module, gradient: Placement | None) -> None:
+def _compute_on_local_parameters(module: nn.Module, *, summed: bool = False) -> None:
     """During forward, let ``module`` see the local tensors behind its DTensor parameters.
 
     Args:
         module: its parameters are DTensors.
-        gradient: placement of their gradients; ``None``: that of the parameter.
+        summed: whether each rank computes a summand of their gradients rather than the gradient.
     """
     kept: list[dict[str, nn.Parameter | None]] = []
 
@@ -141,7 +161,8 @@ def _compute_on_local_parameters(module: nn.Module, gradient: Placement | None) 
         kept.append(dict(module._parameters))
         for name, parameter in module._parameters.items():
             if isinstance(parameter, DTensor):
-                module._parameters[name] = _local_view(parameter, gradient)  # type: ignore[assignment]
+                local = parameter.to_local()
+                module._parameters[name] = _summed_gradient(local, parameter.device_mesh) if summed else local
 
     def restore(_: nn.Module, __: Any, ___: Any) -> None:
         module._parameters.update(kept.pop())
@@ -150,12 +171,10 @@ def _compute_on_local_parameters(module: nn.Module, gradient: Placement | None) 
     module.register_forward_hook(restore, always_call=True)
 
 
-def _local_view(parameter: DTensor, gradient: Placement | None) -> torch.Tensor:
-    if gradient is None:
-        return parameter.to_local()
-    # The redistribution moves nothing forward; backward it adds up partial gradients before they reach the parameter.
-    whole = parameter.redistribute(placements=[Replicate()])
-    return whole.to_local(grad_placements=[gradient])
+def _sum_over_ranks(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The sum of the ranks' ``value``, the same on all of them; each rank's summand gets the whole gradient."""
+    partial = DTensor.from_local(value, mesh, [Partial()], run_check=False)
+    return partial.redistribute(placements=[Replicate()]).to_local()
 
 
 def _summed_gradient(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
