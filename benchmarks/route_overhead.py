@@ -1,7 +1,8 @@
 """The plugin route against stock's ``Trainer`` wired by hand: steps per second, and start to first step.
 
 The hand-wired run has the same model, data and settings, the CPU device module and the SDPA override, and nothing
-else of this package. Runs alternate; medians of paired ratios are printed.
+else of this package. Both compute in float32, which any CPU does at full speed. Runs alternate; medians of paired
+ratios are printed.
 
     python benchmarks/route_overhead.py [PAIRS] [STEPS]
 """
@@ -25,6 +26,7 @@ vocab_size = 4096
 local_batch_size = 2
 seq_len = 256
 steps = {steps}
+mixed_precision_param = "float32"
 [activation_checkpoint]
 mode = "none"
 [metrics]
@@ -75,7 +77,12 @@ def hand_wired(steps: int) -> None:
         made.model_spec = model_spec(with_changes(flavor("debugmodel"), {"vocab_size": 4096}), flavor="debugmodel")
         made.loss.loss_fn.global_vocab_size = 4096
         made.training = dataclasses.replace(
-            made.training, local_batch_size=2, seq_len=256, steps=steps, disable_cuda_graphs=True
+            made.training,
+            local_batch_size=2,
+            seq_len=256,
+            steps=steps,
+            mixed_precision_param="float32",
+            disable_cuda_graphs=True,
         )
         made.hf_assets_path = str(assets.tokenizer_path())
         made.dataloader.dataset_path = str(assets.text_path())
