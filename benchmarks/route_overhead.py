@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 JOB = """
@@ -46,7 +47,6 @@ def hand_wired(steps: int) -> None:
     from torchtitan_qwen3_trn.device.cpu import cpu_device_module
 
     utils.device_type, utils.device_module = "cpu", cpu_device_module
-    import torch
     from torchtitan import train
     from torchtitan.config.override import override
     from torchtitan.models.common.attention import FlexAttention
@@ -92,8 +92,10 @@ def hand_wired(steps: int) -> None:
         made.override.imports = [f"{sdpa.__module__}.sdpa"]
         return made
 
-    train.ConfigManager = type("Fixed", (), {"parse_args": lambda self: config()})
-    del torch
+    module = types.ModuleType("hand_wired")
+    module.config = config
+    sys.modules["hand_wired"] = module
+    sys.argv = ["train", "--module", "hand_wired", "--config", "config"]
     train.main()
 
 

@@ -11,6 +11,7 @@ registered as post-import hooks: a process that never imports torchtitan is left
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -92,8 +93,7 @@ def _guarded(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], No
 
 
 def _step_aside(error: Exception) -> None:
-    warnings.warn(
-        f"torchtitan-qwen3-trn stepped aside and left torchtitan as it is: {type(error).__name__}: {error}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    text = f"torchtitan-qwen3-trn stepped aside and left torchtitan as it is: {type(error).__name__}: {error}"
+    # Where warnings are errors, this one must still not end the import.
+    with contextlib.suppress(RuntimeWarning):
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

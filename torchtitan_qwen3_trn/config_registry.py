@@ -6,6 +6,7 @@ import module" without its cause.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,23 @@ def qwen3_4b_native() -> PluginTrainer.Config:
     return _example("qwen3_4b_native")
 
 
+def qwen3_4b_hf() -> PluginTrainer.Config:
+    """``examples/qwen3_4b_hf.toml``."""
+    return _example("qwen3_4b_hf")
+
+
+def qwen3_4b_finetune() -> PluginTrainer.Config:
+    """``examples/qwen3_4b_finetune.toml``."""
+    return _example("qwen3_4b_finetune")
+
+
 def _example(name: str) -> PluginTrainer.Config:
     from torchtitan_qwen3_trn.autoload import install_cpu_device_late
     from torchtitan_qwen3_trn.errors import JobError
     from torchtitan_qwen3_trn.job.load import load_job
 
     install_cpu_device_late()
-    job = load_job(_examples_folder() / f"{name}.toml")
+    job = load_job(_examples_folder() / f"{name}.toml", sys.argv[1:])
     job.log()
     if job.problems:
         raise JobError(job.problems, name)

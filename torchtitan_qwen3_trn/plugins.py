@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import keyword
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -157,7 +158,7 @@ def choose(backend: str, enable: list[str], disable: list[str]) -> tuple[list[In
     problems = [
         Problem(f"plugins.{key}", f"no plugin is called {name!r}", _suggest(name, installed))
         for key, names in (("enable", enable), ("disable", disable))
-        for name in names
+        for name in filter(None, names)
         if name not in installed and not (key == "disable" and name in ROUTES[backend])
     ]
     problems += [
@@ -166,7 +167,7 @@ def choose(backend: str, enable: list[str], disable: list[str]) -> tuple[list[In
         if name in disable
     ]
     chosen = []
-    for name in dict.fromkeys([*ROUTES[backend], *enable]):
+    for name in filter(None, dict.fromkeys([*ROUTES[backend], *enable])):
         if name in disable:
             continue
         if name not in installed:
@@ -188,7 +189,7 @@ def load(chosen: list[InstalledPlugin]) -> tuple[ActivePlugins, list[Problem]]:
         try:
             module = plugin.entry_point.load()
             manager.register(module, name=plugin.name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = f"cannot be loaded from {plugin.entry_point.value}: {type(error).__name__}: {error}"
             problems.append(Problem(str(plugin), what, f"repair it, or set plugins.disable = [{plugin.name!r}]"))
             continue
@@ -232,13 +233,22 @@ def routes_of(name: str) -> list[str]:
 
 def _defects(plugin: LoadedPlugin) -> list[Problem]:
     options, installed = plugin.options_type, plugin.installed
-    if not installed.field_name.isidentifier():
-        return [Problem(str(installed), "its name is not made of letters, digits and hyphens")]
+    reserved = {item.name for item in fields(PluginsConfig)}
+    if not installed.field_name.isidentifier() or keyword.iskeyword(installed.field_name):
+        return [Problem(str(installed), "its name is not one of letters, digits and hyphens that Python can use")]
+    if installed.field_name in reserved:
+        return [Problem(str(installed), f"its name is taken: [plugins] has a key {installed.field_name}")]
     if options is not None and not is_dataclass(options):
         return [Problem(str(installed), "its Options is not a dataclass", "decorate it with @dataclass(kw_only=True)")]
     if not implemented_hooks(plugin.module):
         what = f"{plugin.module.__name__} implements no hook"
         return [Problem(str(installed), what, "mark its functions with @torchtitan_qwen3_trn.hooks.hookimpl")]
+    try:
+        if options is not None:
+            options()
+    except Exception as error:
+        what = f"its Options cannot be made without arguments: {error}"
+        return [Problem(str(installed), what, "give every field a default")]
     return []
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.checkpointer import BaseCheckpointManager, CheckpointManager
 from torchtitan.components.validate import Validator
 from torchtitan.trainer import Trainer
 
@@ -65,12 +65,16 @@ class PluginTrainer(Trainer):
         model: ModelOptions = field(default_factory=ModelOptions)
         plugins: PluginsConfig = field(default_factory=PluginsConfig)
         validator: Validator.Config = field(default_factory=PluginValidator.Config)
+        checkpoint: BaseCheckpointManager.Config = field(default_factory=NotifyingCheckpointManager.Config)
         planned_overrides: Annotated[dict[str, int], tyro.conf.Suppress] = field(default_factory=dict)
         """Nodes each override will replace, by plugin name or import path; filled when the job is checked."""
+        prepared: Annotated[bool, tyro.conf.Suppress] = False
+        """Whether plugins have completed and checked this configuration."""
 
     plugins: ActivePlugins
     local_loss: torch.Tensor | None = None
-    """This rank's part of the last step's loss per token: a scalar whose sum over the ``loss`` mesh is the loss."""
+    """This rank's part of the last step's loss per token: a scalar whose sum over the ``loss`` mesh is the loss. Under
+    pipeline parallelism only the last stage's is one; the others hold -1 per microbatch."""
 
     def __init__(self, config: Config) -> None:
         from torchtitan_qwen3_trn.job.manager import end_with

@@ -22,10 +22,17 @@ class Run:
     losses: dict[int, float]
 
 
-def train(*args: str | Path, ranks: int = 1, cwd: Path, environment: dict[str, str] | None = None) -> Run:
-    """Run ``torchrun -m torchtitan.train`` with ``args`` in ``cwd``."""
+def train(
+    *args: str | Path,
+    ranks: int = 1,
+    cwd: Path,
+    environment: dict[str, str] | None = None,
+    show_all_ranks: bool = False,
+) -> Run:
+    """Run ``torchrun -m torchtitan.train`` with ``args`` in ``cwd``; the log is rank 0's unless all are asked for."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command += ["--local-ranks-filter", "0", "-m", "torchtitan.train", *map(str, args)]
+    command += [] if show_all_ranks else ["--local-ranks-filter", "0"]
+    command += ["-m", "torchtitan.train", *map(str, args)]
     env = {**os.environ, "OMP_NUM_THREADS": "1" if ranks > 1 else "2", **(environment or {})}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)

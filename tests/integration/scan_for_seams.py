@@ -21,7 +21,9 @@ def is_ours(value: object) -> bool:
     owner = value if isinstance(value, ModuleType | type) or callable(value) else type(value)
     name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
     kind = type(value).__module__ if not isinstance(value, type) else ""
-    return any(str(text or "").split(".")[0] == OURS for text in (name, kind))
+    # A function that poses as another keeps the globals of the module it was written in.
+    written_in = getattr(value, "__globals__", {}).get("__name__", "")
+    return any(str(text or "").split(".")[0] == OURS for text in (name, kind, written_in))
 
 
 def attributes() -> Iterator[tuple[str, str, object]]:

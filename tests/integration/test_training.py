@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ def test_moe_example_trains_on_the_cpu_with_a_falling_loss(tmp_path):
     run = train("--job.config_file", EXAMPLES / "qwen3_moe.toml", cwd=tmp_path)
     assert run.status == 0, run.log
     assert len(run.losses) >= 10
-    assert run.losses[max(run.losses)] < run.losses[1] - 1.0
+    # 128 tokens in each of 4 rows make a step's loss scatter by about 0.1.
+    assert sum(run.losses[step] for step in range(26, 31)) / 5 < run.losses[1] - 0.6
     assert run.log.count("[Override]") == 8
     assert "plugins" in run.log
     assert "qwen3, sdpa, gather-free-rope" in run.log
@@ -56,7 +58,7 @@ def test_two_ranks_train_on_the_cpu(write_job, tmp_path, layout):
 
 def test_expert_parallelism_trains_on_the_cpu_and_says_what_it_changed(write_job, tmp_path):
     job = write_job("[parallelism]\nexpert_parallel_degree = 2\n", base=MOE)
-    run = train("--job.config_file", job, ranks=2, cwd=tmp_path)
+    run = train("--job.config_file", job, ranks=2, cwd=tmp_path, show_all_ranks=True)
     assert run.status == 0, run.log
     assert run.losses[3] < run.losses[1]
     assert run.log.count('parallelism.spmd_backend is set to "partial_dtensor"') == 1
@@ -74,10 +76,16 @@ def test_checkpoint_resumes_with_the_loss_it_would_have_had(write_job, tmp_path)
 
 
 def test_validation_uses_the_document_mask_too(write_job, tmp_path):
-    validator = "[validator]\nenable = true\nfreq = 2\nsteps = 1\n[validator.dataloader]\ndataset = 'c4_test'\n"
-    run = train("--job.config_file", write_job(validator, base=TINY_MODEL), cwd=tmp_path)
+    # Without learning, validation on the training text gives the training loss only if it masks as training does.
+    validator = "[validator]\nenable = true\nfreq = 1\nsteps = 1\n[validator.dataloader]\ndataset = 'c4_test'\n"
+    still = "[optimizer]\nlr = 1e-30\n"
+    run = train(
+        "--job.config_file", write_job(validator + still, base=TINY_MODEL), "--training.steps", "1", cwd=tmp_path
+    )
     assert run.status == 0, run.log
-    assert "validate step:" in run.log
+    validated = float(re.search(r"validate step:\s*1\s+loss:\s*([\d.]+)", run.log)[1])
+    # The log shows four decimals of the one and five of the other.
+    assert abs(validated - run.losses[1]) < 1e-4
 
 
 def test_exactly_two_attributes_of_the_host_libraries_point_here(write_job, tmp_path):
@@ -95,7 +103,7 @@ def test_exactly_two_attributes_of_the_host_libraries_point_here(write_job, tmp_
 
 def test_bad_job_under_a_launcher_speaks_once_and_leaves_nothing(write_job, tmp_path):
     job = write_job("[parallelism]\ntensor_parallel_degree = 3\n[metrics2]\nx = 1\n", base=TINY_MODEL)
-    run = train("--job.config_file", job, ranks=2, cwd=tmp_path)
+    run = train("--job.config_file", job, ranks=2, cwd=tmp_path, show_all_ranks=True)
     assert run.status != 0
     assert run.log.count("metrics2: unknown key") == 1
     # The launcher reports its failed workers in its own way; the workers themselves give no traceback.

@@ -187,7 +187,7 @@ def test_special_tokens_are_qwen3s_and_come_last():
     added = [(token["id"], token["content"], token["special"]) for token in raw["added_tokens"]]
     names = (*source.SPECIAL_TOKENS, *source.PLAIN_ADDED_TOKENS)
     assert len(names) == 26
-    assert added == [(4070 + index, name, index < 14) for index, name in enumerate(names)]
+    assert added == [(2022 + index, name, index < 14) for index, name in enumerate(names)]
     assert added[0][1:] == ("<|endoftext|>", True)
     assert added[-1][1:] == ("</think>", False)
     config = json.loads((tokenizer_path() / "tokenizer_config.json").read_text(encoding="ascii"))
@@ -198,7 +198,7 @@ def test_special_tokens_are_qwen3s_and_come_last():
 
 def test_every_byte_has_an_entry(titan):
     vocabulary = titan.get_vocab()
-    assert len(vocabulary) == titan.get_vocab_size() == source.VOCAB_SIZE == 4096
+    assert len(vocabulary) == titan.get_vocab_size() == source.VOCAB_SIZE == 2048
     assert all(letter in vocabulary for letter in pre_tokenizers.ByteLevel.alphabet())
 
 

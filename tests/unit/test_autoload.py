@@ -59,6 +59,7 @@ def test_failing_seam_warns_and_leaves_stock_in_place():
 def test_import_torch_survives_a_broken_post_import_library():
     code = "import sys; sys.modules['wrapt.importer'] = None\nimport torch; print(torch.ones(1).item())"
     assert run_python(code) == "1.0"
+    assert run_python(code, PYTHONWARNINGS="error::RuntimeWarning") == "1.0"
 
 
 def test_stock_manager_output_is_the_same_with_and_without_this_package():

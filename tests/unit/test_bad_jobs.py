@@ -39,6 +39,9 @@ BAD_KEYS = [
     ('[dataloader]\ndataset_path = "/nowhere"', ["dataloader.dataset_path: /nowhere does not exist"]),
     ('[override]\nimports = ["json.nothing"]', ["override.imports", "json.nothing"]),
     ('training = "fast"', ["training: expected a table"]),
+    ("[planned_overrides]\nx = 1", ["planned_overrides: unknown key"]),
+    ("[checkpoint]\nenable = true\nasync_mode = 'async_with_pinned_mem'", ["checkpoint.async_mode", "CPU"]),
+    ('[plugins]\ndisable = ["sdpa"]', ["2 attention layers stay on FlexAttention", "enable sdpa"]),
     ("[profiler]\nenable_memory_snapshot = true", ["profiler.enable_memory_snapshot", "CPU"]),
 ]  # fmt: skip
 
@@ -70,7 +73,7 @@ BAD_MODELS = [
     ("[model]", '[model]\nname = "llama3"', ["model.name", '"qwen3"']),
     ("[model]", '[model]\nbackend = "nativ"', ["model.backend", "did you mean 'native'"]),
     ("[model]", '[model]\nhf_assets_path = "/nowhere"', ["model.hf_assets_path: /nowhere does not exist"]),
-    ("[model]", "[model]\nnum_experts = 8\ntop_k = 9", ["model."]),
+    ("[model]", "[model]\nnum_experts = 8\ntop_k = 9\nmoe_hidden_dim = 32", ["model.top_k"]),
     ('flavor = "debugmodel"\n', "", ["model.flavor", "config.json"]),
 ]  # fmt: skip
 
@@ -141,10 +144,24 @@ def test_flag_without_a_file_is_reported(parse):
         assert "needs a file" in outcome.message
 
 
+def test_activation_checkpoint_mode_of_another_type_is_reported(parse_job):
+    outcome = parse_job(base=TINY_MODEL.replace('mode = "none"', 'mode = ["none"]'))
+    assert outcome.status == 2
+    assert "activation_checkpoint.mode: expected one of" in outcome.message
+
+
+def test_host_made_for_an_accelerator_does_not_train_the_cpu_profile(parse_job, tmp_path, monkeypatch):
+    (tmp_path / "torch_neuronx.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused = parse_job()
+    assert refused.status == 2
+    assert "torch-neuronx is installed, but torch finds no accelerator" in refused.message
+    assert parse_job("", "--job.profile", "cpu").status is None
+
+
 def test_several_problems_are_reported_together(parse_job):
     outcome = parse_job('[metrics2]\nx = 1\n[optimizer]\nlr = "big"\n', "--training.steps", "-1")
     assert outcome.status == 2
-    assert outcome.message.startswith(f"{outcome.message.splitlines()[0]}")
     assert "3 problems" in outcome.message.splitlines()[0]
     for word in ("metrics2", "optimizer.lr", "training.steps"):
         assert word in outcome.message
@@ -158,7 +175,13 @@ def test_only_rank_zero_speaks(parse_job, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--training.steps", "many"], ["--training.stepz", "1"], ["--checkpoint.interval", "0"]]
+    "flags",
+    [
+        ["--training.steps", "many"],
+        ["--training.stepz", "1"],
+        ["--validator.steps", "0"],
+        ["--checkpoint.interval", "0"],
+    ],
 )
 def test_bad_flag_is_reported_without_traceback(parse_job, flags):
     outcome = parse_job("", *flags)

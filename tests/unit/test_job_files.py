@@ -112,6 +112,59 @@ def test_optimizer_full_form_keeps_the_groups(parse_job):
     assert groups[1].optimizer_kwargs == {"lr": 1e-3, "weight_decay": 0.1}
 
 
+def test_overlay_is_judged_together_with_the_file(parse_job):
+    together = """
+    [compile]
+    enable = true
+    [profile.neuron.compile]
+    enable_async_tensor_parallel = true
+    """
+    assert parse_job(together).status is None
+    apart = parse_job("[profile.neuron.compile]\nenable_async_tensor_parallel = true\n")
+    assert apart.status == 2
+    assert "profile.neuron.compile" in apart.message
+
+
+def test_keys_may_be_spelled_with_hyphens_everywhere(parse_job, tmp_path):
+    outcome = parse_job(f"[lr-scheduler]\nwarmup-steps = 3\n[job]\ndump-folder = '{tmp_path}/x'\n")
+    assert outcome.status is None, outcome.message
+    assert outcome.config.lr_scheduler.warmup_steps == 3
+    assert outcome.config.dump_folder == f"{tmp_path}/x"
+
+
+def test_flags_named_like_the_files_keys_reach_stocks_top_level_fields(parse_job, tmp_path):
+    outcome = parse_job("", "--job.dump_folder", f"{tmp_path}/y")
+    assert outcome.config.dump_folder == f"{tmp_path}/y"
+
+
+def test_module_form_reads_the_same_early_flags(parse, monkeypatch):
+    flags = ["--module", "torchtitan_qwen3_trn", "--config", "qwen3_moe", "--job.profile", "neuron"]
+    monkeypatch.setattr("sys.argv", ["train", *flags])
+    outcome = parse(*flags, world_size=64)
+    assert outcome.status is None, outcome.message
+    assert outcome.config.training.seq_len == 4096
+
+
+def test_configuration_made_in_python_is_completed_and_checked_too():
+    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+
+    from torchtitan_qwen3_trn.job.options import ModelOptions
+    from torchtitan_qwen3_trn.job.prepare import prepare
+    from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
+    from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
+    from torchtitan_qwen3_trn.trainer import NotifyingCheckpointManager, PluginTrainer
+
+    config = PluginTrainer.Config(
+        model=ModelOptions(flavor="debugmodel"),
+        model_spec=model_spec(flavor("debugmodel"), flavor="mine"),
+        dataloader=HuggingFaceTextDataLoader.Config(),
+    )
+    prepare(config)
+    assert config.model_spec.flavor == "mine"
+    assert config.planned_overrides == {"sdpa": 8, "gather-free-rope": 8}
+    assert isinstance(config.checkpoint, NotifyingCheckpointManager.Config)
+
+
 def test_gradient_accumulation_steps_set_the_global_batch(parse_job):
     config = parse_job("[job]\ngradient_accumulation_steps = 3\n", world_size=2).config
     assert config.training.global_batch_size == 3 * 2 * 2
@@ -152,7 +205,7 @@ def test_moe_example_is_the_64_rank_recipe_on_neuron(parse):
 
 
 def test_cpu_profiles_of_the_examples_change_only_sizes(parse):
-    sizes = {"model", "training", "parallelism", "optimizer"}
+    sizes = {"model", "training", "parallelism"}
     for example in ("qwen3_moe", "qwen3_4b_native"):
         outcome = parse("--job.config_file", EXAMPLES / f"{example}.toml")
         assert outcome.status is None, outcome.message

@@ -24,7 +24,6 @@ save_tb_folder = "tb"
 [model]
 name = "qwen3"
 flavor = "debugmodel_moe"
-vocab_size = 4096
 hf_assets_path = "./tests/assets/tokenizer"
 
 [optimizer]
@@ -94,6 +93,8 @@ MOVED = [
     ('[optimizer]\nbeta1 = 0.8\nbeta2 = 0.9',
      lambda c: c.optimizer.param_groups[0].optimizer_kwargs["betas"] == (0.8, 0.9)),
     ('[job]\nexperiment_name = "x"', lambda c: c.job.description == "x"),
+    ("[optimizer]\nbeta1 = 0.8\nbeta2 = 0.99\n[profile.cpu.optimizer]\nbeta1 = 0.7",
+     lambda c: c.optimizer.param_groups[0].optimizer_kwargs["betas"] == (0.7, 0.99)),
     ('[job]\nmodel_parallel_size = 1', lambda c: c.parallelism.data_parallel_shard_degree == 1),
     ('[job]\nenable_checkpoint = true\ncheckpoint_folder = "ck"',
      lambda c: c.checkpoint.enable and c.checkpoint.folder == "ck"),
@@ -119,6 +120,9 @@ def test_training_batch_size_and_accumulation_are_read(parse_job):
 IGNORED = [
     '[experimental]\ncustom_import = ""',
     "[optimizer]\nearly_step_in_backward = false",
+    "[parallelism]\nenable_compiled_autograd = false",
+    "[parallelism]\npipeline_parallel_expert_parallel_overlap = false",
+    '[job]\nexperiment_name = "x"\ndescription = "y"',
     "[parallelism]\ndisable_loss_parallel = false",
     '[parallelism]\ncontext_parallel_rotate_method = "allgather"',
     "[memory_estimation]\nenable = false\ndisable_fake_mode = false",
@@ -150,7 +154,8 @@ REFUSED = [
     ('[parallelism]\nexpert_parallel_comm_backend = "deepep"', "parallelism.expert_parallel_comm_backend"),
     ("[fault_tolerance]\nenable = true", "fault_tolerance.enable"),
     ("[validation]\nseq_len = 128", "validation.seq_len"),
-    ("[optimizer]\nbeta1 = 0.8\nbetas = [0.9, 0.9]", "optimizer.beta1"),
+    ("[optimizer]\nbeta1 = 0.8\nbetas = [0.9, 0.9]", "optimizer.betas"),
+    ("[job]\nenable_checkpoint = true\n[checkpoint]\nenable_checkpoint = false", "checkpoint.enable_checkpoint"),
 ]
 
 

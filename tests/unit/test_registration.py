@@ -30,16 +30,16 @@ def request(fqns: list[str] | None) -> registration.Request:
 
 
 def test_a_request_is_named_by_its_factorys_import_path():
-    assert registration.activate([request(None)], ["a.b"]) == ["a.b", f"{__name__}.keep"]
+    assert registration.register([request(None)]) == [(f"{__name__}.keep", "x")]
 
 
 def test_the_same_request_twice_is_registered_once():
-    first = registration.activate([request(["layers.0"])], [])
-    assert registration.activate([request(["layers.0"])], []) == first
+    first = registration.register([request(["layers.0"])])
+    assert registration.register([request(["layers.0"])]) == first
 
 
 def test_another_selection_in_one_process_gets_another_name():
-    names = [registration.activate([request(fqns)], [])[0] for fqns in (None, ["layers.0"], ["layers.1"])]
+    names = [registration.register([request(fqns)])[0] for fqns in (None, ["layers.0"], ["layers.1"])]
     assert len(set(names)) == 3
 
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-VOCAB_SIZE = 4096
+VOCAB_SIZE = 2048  # as in torchtitan's debug models, which this tokenizer then suits
 MODEL_MAX_LENGTH = 131_072  # as in Qwen3's tokenizer_config.json
 
 # Qwen2 and Qwen3, tokenizer.json, "pre_tokenizer": contractions, words with at most one leading sign, single

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [describe_plugin(plugin) for group in installed_plugins().values() for plugin in group]
     rows.sort(key=lambda row: row["name"])
     if arguments.json:
-        print(json.dumps(rows, indent=2))  # noqa: T201
+        print(json.dumps(rows, indent=2, default=str))  # noqa: T201
     else:
         _print_table(rows)
     return int(any(row["problem"] for row in rows))
@@ -81,7 +81,10 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             "from": f"{row['distribution']} {row['version']}",
             "routes": ", ".join(row["routes"]) or "none: enable it by name",
             "hooks": ", ".join(row["hooks"]) or "cannot be loaded",
-            **{f"  {item['name']}": f"{item['type']} = {json.dumps(item['default'])}" for item in row["options"]},
+            **{
+                f"  {item['name']}": f"{item['type']} = {json.dumps(item['default'], default=str)}"
+                for item in row["options"]
+            },
         }
         for index, (heading, text) in enumerate(details.items()):
             table.add_row("" if index else row["name"], heading, text, end_section=heading == list(details)[-1])

@@ -149,10 +149,23 @@ def _batches(config: Any, machine: Machine) -> list[Problem]:
         what = f"{training.global_batch_size} is not a multiple of local batch size x data-parallel degree ({per_step})"
         nearest = max(training.global_batch_size // per_step, 1) * per_step
         problems.append(Problem("training.global_batch_size", what, f"the nearest is {nearest}"))
-    if config.job.gradient_accumulation_steps and training.global_batch_size > 0:
-        what = "contradicts training.global_batch_size"
+    steps = config.job.gradient_accumulation_steps
+    if steps and training.global_batch_size > 0 and training.global_batch_size != steps * per_step:
+        what = f"{steps} x {per_step} contradicts training.global_batch_size = {training.global_batch_size}"
         problems.append(Problem("job.gradient_accumulation_steps", what, "set only one of them"))
+    problems += _pipeline_microbatches(config)
     return problems
+
+
+def _pipeline_microbatches(config: Any) -> list[Problem]:
+    stages, size = config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_microbatch_size
+    microbatches = config.training.local_batch_size // max(size, 1)
+    if stages == 1 or microbatches >= stages:
+        return []
+    what = (
+        f"{config.training.local_batch_size} makes {microbatches} microbatches of {size} for {stages} pipeline stages"
+    )
+    return [Problem("training.local_batch_size", what, f"at least {stages * size}")]
 
 
 def _sequence(config: Any) -> list[Problem]:
@@ -208,8 +221,21 @@ def _data(config: Any) -> list[Problem]:
 
 
 def _device(config: Any, machine: Machine) -> list[Problem]:
-    problems = []
-    if machine.device_type == "cpu" and config.profiler.enable_memory_snapshot:
-        what = "memory snapshots come from an accelerator's allocator, and this job runs on the CPU"
-        problems.append(Problem("profiler.enable_memory_snapshot", what, "switch it off"))
-    return problems
+    if machine.device_type != "cpu":
+        return []
+    accelerator_only = {
+        "profiler.enable_memory_snapshot": (
+            config.profiler.enable_memory_snapshot,
+            "memory snapshots come from an accelerator's allocator",
+        ),
+        "training.enable_cpu_offload": (config.training.enable_cpu_offload, "there is nothing to offload from"),
+        "checkpoint.async_mode": (
+            config.checkpoint.enable and getattr(config.checkpoint, "async_mode", "") == "async_with_pinned_mem",
+            "pinned memory belongs to an accelerator",
+        ),
+    }
+    return [
+        Problem(where, f"{reason}, and this job runs on the CPU", "switch it off, for instance in [profile.cpu]")
+        for where, (asked, reason) in accelerator_only.items()
+        if asked
+    ]

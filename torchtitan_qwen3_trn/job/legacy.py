@@ -52,7 +52,6 @@ _NO_FT = "fault tolerance is not part of torchtitan 0.3; remove it"
 MOVED: dict[str, str] = {
     "job.print_config": "debug.print_config",
     "job.save_config_file": "debug.save_config_file",
-    "job.experiment_name": "job.description",
     "job.model_parallel_size": "parallelism.data_parallel_shard_degree",
     "job.enable_checkpoint": "checkpoint.enable",
     "job.checkpoint_folder": "checkpoint.folder",
@@ -100,10 +99,10 @@ GONE: dict[str, Gone] = {
     "model.norm_type": Gone(("rmsnorm", "RMSNorm", "rms_norm"), "Qwen3 is defined with RMSNorm only"),
     "optimizer.early_step_in_backward": Gone((False,), "torchtitan 0.3 has no optimizer step in backward"),
     "training.enable_compiled_autograd": Gone((False,), "torchtitan 0.3 has no compiled autograd option"),
+    "parallelism.enable_compiled_autograd": Gone((False,), "torchtitan 0.3 has no compiled autograd option"),
     "parallelism.disable_loss_parallel": Gone((False,), "loss parallel is always on with tensor parallelism"),
-    "parallelism.pipeline_parallel_expert_parallel_overlap": Gone((True,), "torchtitan 0.3 has no such switch"),
+    "parallelism.pipeline_parallel_expert_parallel_overlap": Gone((True, False), "torchtitan 0.3 has no such switch"),
     "parallelism.context_parallel_rotate_method": Gone(("allgather",), "torchtitan 0.3 always uses all-gather"),
-    "parallelism.expert_tensor_parallel_degree": Gone((1,), "experts follow tensor_parallel_degree"),
     "parallelism.expert_parallel_comm_backend": Gone(("standard",), "other dispatchers are CUDA-only"),
     "checkpoint.enable_ft_dataloader_checkpoints": Gone((True, False), _NO_FT),
     "activation_checkpoint.early_stop": Gone((False,), "torchtitan 0.3 always recomputes the whole block"),
@@ -168,6 +167,8 @@ def _lookup(table: Table, path: str) -> tuple[bool, Any]:
 
 def _move(old: str, new: str, value: Any, table: Table, result: Translation) -> None:
     present, other = _lookup(table, new)
+    if not present:
+        present, other = _lookup(result.table, new)
     if present and other != value:
         what = f"{show(value)} here contradicts {show(other)} in {new}, its name in torchtitan 0.3"
         result.problems.append(Problem(old, what, f"keep {new} only"))
@@ -198,13 +199,21 @@ def _quantize(path: str, value: Any, table: Table, result: Translation) -> None:
         result.warnings.append(f"{path} is ignored: {_ONLY_FOR_CONVERTERS}")
 
 
-def _betas(path: str, value: Any, table: Table, result: Translation) -> None:
-    optimizer = _section(table, "optimizer")
-    if "betas" in optimizer:
-        result.problems.append(Problem(path, "contradicts optimizer.betas", "keep optimizer.betas only"))
-        return
+def _beta(path: str, value: Any, table: Table, result: Translation) -> None:
     result.warnings.append(f"{path} is read as optimizer.betas")
-    _put(result, "optimizer.betas", [optimizer.get("beta1", 0.9), optimizer.get("beta2", 0.95)])
+    _put(result, path, value)
+
+
+def _experiment_name(path: str, value: Any, table: Table, result: Translation) -> None:
+    if "description" in _section(table, "job"):
+        result.warnings.append(f"{path} is ignored: job.description says what the job is")
+    else:
+        _move(path, "job.description", value, table, result)
+
+
+def _expert_tensor_degree(path: str, value: Any, table: Table, result: Translation) -> None:
+    tensor = _section(table, "parallelism").get("tensor_parallel_degree", 1)
+    _drop(path, value, Gone((1, tensor), "experts follow tensor_parallel_degree"), result)
 
 
 def _selective_option(path: str, value: Any, table: Table, result: Translation) -> None:
@@ -219,7 +228,8 @@ def _selective_option(path: str, value: Any, table: Table, result: Translation) 
 def _same_as_training(default: int) -> Callable[[str, Any, Table, Translation], None]:
     def check(path: str, value: Any, table: Table, result: Translation) -> None:
         training_key = path.replace("validation.", "training.")
-        if value in (default, _lookup(table, training_key)[1]):
+        spellings = (training_key, training_key.replace("local_batch_size", "batch_size"))
+        if value in (default, *(_lookup(table, spelling)[1] for spelling in spellings)):
             result.warnings.append(f"{path} is ignored: validation uses {training_key}")
         else:
             what = f"{show(value)} is not available"
@@ -229,8 +239,10 @@ def _same_as_training(default: int) -> Callable[[str, Any, Table, Translation], 
 
 
 _SPECIAL: dict[str, Callable[[str, Any, Table, Translation], None]] = {
-    "optimizer.beta1": _betas,
-    "optimizer.beta2": _betas,
+    "optimizer.beta1": _beta,
+    "optimizer.beta2": _beta,
+    "job.experiment_name": _experiment_name,
+    "parallelism.expert_tensor_parallel_degree": _expert_tensor_degree,
     "activation_checkpoint.selective_ac_option": _selective_option,
     "validation.local_batch_size": _same_as_training(8),
     "validation.seq_len": _same_as_training(2048),

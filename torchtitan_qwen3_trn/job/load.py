@@ -12,6 +12,7 @@ from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.job.legacy import Table
 from torchtitan_qwen3_trn.job.options import Backend, JobOptions, ModelOptions
 from torchtitan_qwen3_trn.job.reader import JobFile, lay_over, read_job_file
+from torchtitan_qwen3_trn.job.schema import ValueProblems
 from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, load, plugins_config_type
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def default_config(plugins: ActivePlugins) -> PluginTrainer.Config:
     from torchtitan.config.configs import TrainingConfig
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
-    from torchtitan_qwen3_trn.trainer import NotifyingCheckpointManager, PluginTrainer
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
 
     return PluginTrainer.Config(
         job=JobOptions(),
@@ -82,7 +83,6 @@ def default_config(plugins: ActivePlugins) -> PluginTrainer.Config:
         loss=ChunkedLossWrapper.Config(),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
         optimizer=default_adamw(),
-        checkpoint=NotifyingCheckpointManager.Config(),
         # Graph capture exists for NVIDIA only, and refuses expert and pipeline parallelism.
         training=TrainingConfig(disable_cuda_graphs=True),
     )
@@ -142,12 +142,20 @@ def _nested(table: Table, section: str, key: str) -> Any:
 
 
 def _file_problems(base: PluginTrainer.Config, job: JobFile) -> list[Problem]:
-    """Mistakes in the file itself, including profiles that are not used this time."""
-    problems: list[Problem] = []
+    """Mistakes in the file itself, including profiles that are not used this time.
+
+    Values are checked where they stand. Whether they fit together is a question about file and profile combined.
+    """
+    problems = ValueProblems()
     _apply(base, job.table, problems)
     for device, overlay in job.profiles.items():
         _apply(base, overlay, problems, f"profile.{device}")
-    return problems
+    if problems:
+        return problems
+    combined: list[Problem] = []
+    for device, overlay in job.profiles.items():
+        _apply(base, lay_over(job.table, overlay)[0], combined, f"profile.{device}")
+    return combined
 
 
 def _apply(base: PluginTrainer.Config, table: Table, problems: list[Problem], where: str = "") -> PluginTrainer.Config:

@@ -14,6 +14,7 @@ from torchtitan.config.manager import ConfigManager
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.job.load import LoadedJob, flag_value, is_rank_zero, load_job
+from torchtitan_qwen3_trn.job.options import TOP_LEVEL_HOMES
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class JobConfigManager(ConfigManager):
                 return super().parse_args(args)
         except JobError as error:
             end_with(error)
+        except AssertionError as error:
+            # Some of stock's configurations assert where others raise the ValueError that tyro reports.
+            end_with(JobError([Problem("command line", str(error) or "a value is not possible")]))
 
     def _load_config(self, args: list[str]) -> tuple[object, list[str]]:
         path = flag_value(args, JOB_FLAG)
@@ -50,7 +54,7 @@ class JobConfigManager(ConfigManager):
             return super()._load_config(args)
         _refuse_contradictions(path, args)
         self._job = load_job(str(path), args)
-        return self._job.config, _without_job_flag(args)
+        return self._job.config, [_stock_spelling(arg) for arg in _without_job_flag(args)]
 
     def _validate_config(self) -> None:
         if self._job is None:
@@ -107,6 +111,14 @@ def _launch_problems() -> list[Problem]:
 
 def _bare_job_flag(args: list[str]) -> bool:
     return any(arg.replace("-", "_") == f"__{JOB_FLAG}" for arg in args)
+
+
+def _stock_spelling(arg: str) -> str:
+    """Flags named like the job file's keys, for the two keys that are top-level fields in stock."""
+    name, equals, value = arg.partition("=")
+    moved = {f"__{section}.{key}": key for key, section in TOP_LEVEL_HOMES.items()}
+    key = moved.get(name.replace("-", "_"))
+    return f"--{key}{equals}{value}" if key else arg
 
 
 def _without_job_flag(args: list[str]) -> list[str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+# Stock keeps these two outside every section; in a job file they live where they belong by meaning.
+TOP_LEVEL_HOMES = {"dump_folder": "job", "hf_assets_path": "model"}
+
 Backend = Literal["native", "huggingface_v5", "nki_moe"]
 
 

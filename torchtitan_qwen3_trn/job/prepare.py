@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from pathlib import Path
@@ -38,10 +39,11 @@ def prepare(
     problems = list(earlier or [])
     plugins, plugin_problems = active_plugins(config)
     problems += [problem for problem in plugin_problems if problem not in problems]
-    if config.model_spec is not None:
+    if config.prepared:
         _stop_on(problems, source)
         return plugins
     machine = this_machine(config)
+    problems += _absent_accelerator(config, machine)
     use_bundled_assets(config)
     problems += check_config(config, machine, known={problem.where for problem in problems})
     _accumulate_gradients(config, machine)
@@ -55,6 +57,7 @@ def prepare(
     except JobError as error:
         problems += error.problems
     _stop_on(problems, source)
+    config.prepared = True
     return plugins
 
 
@@ -74,16 +77,39 @@ def this_machine(config: PluginTrainer.Config) -> Machine:
     return Machine(device_type=utils.device_type, world_size=int(ranks) if ranks.isdigit() else 1)
 
 
+def _absent_accelerator(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+    """A host made for an accelerator on which none answers must not train the small CPU profile instead."""
+    simulated = config.comm.mode in ("fake_backend", "local_tensor")
+    if machine.device_type != "cpu" or config.job.profile != "auto" or simulated:
+        return []
+    signs = {
+        "torch-neuronx is installed": importlib.util.find_spec("torch_neuronx") is not None,
+        "/dev/neuron0 exists": Path("/dev/neuron0").exists(),
+        "/dev/nvidia0 exists": Path("/dev/nvidia0").exists(),
+    }
+    seen = [sign for sign, present in signs.items() if present]
+    if not seen:
+        return []
+    what = f"{seen[0]}, but torch finds no accelerator"
+    fix = "check the driver and that the back end of torch loads; --job.profile cpu runs on the CPU all the same"
+    return [Problem("device", what, fix)]
+
+
 def use_bundled_assets(config: PluginTrainer.Config) -> None:
     """Point stock's test tokenizer and ``c4_test`` text to the bundled ones where stock's paths do not exist."""
     assets_path = Path(config.hf_assets_path)
     if assets_path == Path(STOCK_TOKENIZER) and not assets_path.exists():
         config.hf_assets_path = str(assets.tokenizer_path())
         _log(f"{assets_path} does not exist here: using the bundled tokenizer in {config.hf_assets_path}")
-    for loader in (config.dataloader, config.validator.dataloader):
-        if loader.dataset == "c4_test" and loader.dataset_path is None and not Path(STOCK_TEXT).exists():
-            loader.dataset_path = str(assets.text_path())
-            _log(f"{STOCK_TEXT} does not exist here: using the bundled text in {loader.dataset_path}")
+    if Path(STOCK_TEXT).exists():
+        return
+    loaders = (config.dataloader, config.validator.dataloader)
+    sources = [source for loader in loaders for source in getattr(loader, "sources", None) or [loader]]
+    without_path = [each for each in sources if each.dataset.lower() == "c4_test" and each.dataset_path is None]
+    for source in without_path:
+        source.dataset_path = str(assets.text_path())
+    if without_path:
+        _log(f"{STOCK_TEXT} does not exist here: using the bundled text in {assets.text_path()}")
 
 
 def _accumulate_gradients(config: PluginTrainer.Config, machine: Machine) -> None:
@@ -95,7 +121,8 @@ def _accumulate_gradients(config: PluginTrainer.Config, machine: Machine) -> Non
 def _choose_model(config: PluginTrainer.Config, plugins: ActivePlugins) -> None:
     from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 
-    config.model_spec = plugins.call("model_spec", config=config)
+    if config.model_spec is None:
+        config.model_spec = plugins.call("model_spec", config=config)
     if config.model_spec is None:
         what = f"none of the enabled plugins {plugins.names} offers a model for it"
         raise JobError([Problem(f"model.backend = {config.model.backend!r}", what, "enable one that does")])
@@ -115,16 +142,24 @@ def _plan_overrides(config: PluginTrainer.Config, plugins: ActivePlugins, machin
     problems = registration.check_requests(requests, config)
     if problems:
         return problems
-    own_imports = list(config.override.imports)
-    for request in requests:
-        count = len(list(registration.matching_nodes(request.override, config)))
-        config.planned_overrides[request.name] = config.planned_overrides.get(request.name, 0) + count
-    config.override.imports = registration.activate(requests, own_imports)
-    if own_imports:
-        counts, problems = registration.try_imports(config.override, config)
-        named = {entry if isinstance(entry, str) else entry[0] for entry in own_imports}
-        config.planned_overrides.update((name, count) for name, count in counts.items() if name in named)
-    return problems
+    names = registration.register(requests)
+    config.override.imports = [*config.override.imports, *(entry for entry, _ in names)]
+    outcome, counts, problems = registration.try_out(config)
+    plugin_of = {registration.target_of(entry): plugin for entry, plugin in names}
+    for target, count in counts.items():
+        name = plugin_of.get(target, target)
+        config.planned_overrides[name] = config.planned_overrides.get(name, 0) + count
+    return problems or _attention_without_backward(outcome, machine)
+
+
+def _attention_without_backward(outcome: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+    from torchtitan.models.common.attention import FlexAttention
+
+    left = [fqn for fqn, _, _, _ in outcome.traverse(FlexAttention.Config)]
+    if machine.device_type != "cpu" or not left:
+        return []
+    what = f"{len(left)} attention layers stay on FlexAttention, which has no backward pass on the CPU"
+    return [Problem("plugins", what, "enable sdpa for all layers")]
 
 
 def _stop_on(problems: list[Problem], source: str) -> None:

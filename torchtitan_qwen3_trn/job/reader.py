@@ -89,9 +89,18 @@ def _parse(path: Path) -> Table:
     except OSError as error:
         raise _unreadable(path, f"cannot be read: {error.strerror}", "") from None
     try:
-        return tomllib.loads(text)
+        return _with_underscores(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise _unreadable(path, f"is not TOML: {error}", "") from None
+
+
+def _with_underscores(value: Any) -> Any:
+    """``value`` with every key spelled with underscores: torchtitan's command line takes hyphens too."""
+    if isinstance(value, dict):
+        return {key.replace("-", "_"): _with_underscores(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_underscores(item) for item in value]
+    return value
 
 
 def _unreadable(path: Path, what: str, fix: str) -> JobError:

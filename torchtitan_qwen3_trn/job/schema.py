@@ -56,8 +56,18 @@ def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: li
     try:
         return replace(instance, **values)  # type: ignore[type-var]
     except (ValueError, AssertionError, NotImplementedError) as error:
-        problems.append(Problem(where, str(error)))
+        report_combination(problems, Problem(where, str(error)))
         return instance
+
+
+class ValueProblems(list[Problem]):
+    """Collects what is wrong with single values and lets pass what is wrong with their combination."""
+
+
+def report_combination(problems: list[Problem], problem: Problem) -> None:
+    """Append a problem of values that do not fit together, unless only single values are asked about."""
+    if not isinstance(problems, ValueProblems):
+        problems.append(problem)
 
 
 _REJECTED: Any = object()
@@ -123,10 +133,15 @@ def describe(hint: Any) -> str:
 
 def _settable_fields(instance: Any) -> dict[str, Any]:
     """Names and types of the fields a file may set: all but those that torchtitan hides from its command line."""
-    hints = typing.get_type_hints(type(instance), include_extras=True)
+    return visible_fields(type(instance))
+
+
+def visible_fields(cls: type) -> dict[str, Any]:
+    """Names and types of the fields of dataclass ``cls`` that torchtitan does not hide from its command line."""
+    hints = typing.get_type_hints(cls, include_extras=True)
     return {
         item.name: hints[item.name]
-        for item in dataclasses.fields(instance)
+        for item in dataclasses.fields(cls)
         if item.init and tyro.conf.Suppress not in _markers(hints[item.name])
     }
 

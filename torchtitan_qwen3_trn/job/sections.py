@@ -16,14 +16,20 @@ from torchtitan.hf_datasets.text_datasets import (
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.job.legacy import Table
-from torchtitan_qwen3_trn.job.schema import apply_table, check_value, join, show, unknown_key
+from torchtitan_qwen3_trn.job.options import TOP_LEVEL_HOMES
+from torchtitan_qwen3_trn.job.schema import (
+    apply_table,
+    check_value,
+    join,
+    report_combination,
+    show,
+    unknown_key,
+    visible_fields,
+)
 from torchtitan_qwen3_trn.plugins import PluginsConfig, installed_plugins
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
-
-# Stock keeps these two outside every section; in a job file they live where they belong by meaning.
-TOP_LEVEL_HOMES = {"dump_folder": "job", "hf_assets_path": "model"}
 
 _ACTIVATION_CHECKPOINT: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
@@ -49,7 +55,7 @@ def apply_sections(
     config: PluginTrainer.Config, table: Table, problems: list[Problem], where: str = ""
 ) -> PluginTrainer.Config:
     """A copy of ``config`` with the sections of ``table``; mistakes go to ``problems`` under ``where``."""
-    sections = {item.name for item in fields(config)} - {"model_spec", *TOP_LEVEL_HOMES}
+    sections = visible_fields(type(config)).keys() - TOP_LEVEL_HOMES.keys()
     values: dict[str, Any] = {}
     for name, raw in table.items():
         path = join(where, name)
@@ -66,7 +72,7 @@ def apply_sections(
     try:
         return replace(config, **values)
     except ValueError as error:
-        problems.append(Problem(where or "job", str(error)))
+        report_combination(problems, Problem(where or "job", str(error)))
         return config
 
 
@@ -84,7 +90,7 @@ def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, pr
 
 def _optimizer(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
     if "param_groups" not in table:
-        options = apply_table(OptimizerOptions(), table, where, problems)
+        options = apply_table(OptimizerOptions(), _joined_betas(table, where, problems), where, problems)
         settings = {
             "lr": options.lr,
             "betas": options.betas,
@@ -108,9 +114,20 @@ def _optimizer(current: Any, table: Table, where: str, problems: list[Problem]) 
     return replace(apply_table(OptimizersContainer.Config(), rest, where, problems), param_groups=groups)
 
 
+def _joined_betas(table: Table, where: str, problems: list[Problem]) -> Table:
+    """``table`` with the two keys of torchtitan 0.2.x joined; only now, because a profile may set one of them."""
+    rest = {key: value for key, value in table.items() if key not in ("beta1", "beta2")}
+    if len(rest) == len(table):
+        return table
+    if "betas" in table:
+        problems.append(Problem(join(where, "betas"), "contradicts beta1 and beta2", "keep betas only"))
+        return rest
+    return {**rest, "betas": [table.get("beta1", 0.9), table.get("beta2", 0.95)]}
+
+
 def _activation_checkpoint(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
     mode = table.get("mode", "selective")
-    if mode not in _ACTIVATION_CHECKPOINT:
+    if not isinstance(mode, str) or mode not in _ACTIVATION_CHECKPOINT:
         check_value(Literal["none", "full", "selective", "memory_budget"], mode, join(where, "mode"), problems)
         return current
     known = {item.name for make in _ACTIVATION_CHECKPOINT.values() if make() for item in fields(make())}

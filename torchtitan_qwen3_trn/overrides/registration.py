@@ -13,15 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from torchtitan.config import Configurable
-from torchtitan.config.override import OverrideConfig, OverrideImport, apply_overrides, override
+from torchtitan.config.override import OverrideImport, apply_overrides, override
 
-from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import NodeOverride
 
 MODEL_PREFIX = "model_spec.model."
+
+_Config = TypeVar("_Config", bound=Any)
 
 _registered: dict[str, tuple[type, tuple[str, ...] | None]] = {}
 
@@ -50,7 +52,7 @@ def check_requests(requests: list[Request], config: Configurable.Config) -> list
         problems += _unmatched(request, config)
         for fqn in nodes:
             rival = _overlapping(fqn, claimed)
-            if rival is not None and rival.name != request.name:
+            if rival is not None and rival is not request:
                 problems.append(_conflict(fqn, rival, request))
                 break
         claimed.update((fqn, request) for fqn in nodes)
@@ -65,27 +67,45 @@ def matching_nodes(request: NodeOverride, config: Configurable.Config) -> Iterat
             yield fqn
 
 
-def activate(requests: list[Request], imports: list[OverrideImport]) -> list[OverrideImport]:
-    """Register every request with torchtitan and return ``imports`` extended by them."""
-    added: list[OverrideImport] = []
+def register(requests: list[Request]) -> list[tuple[OverrideImport, str]]:
+    """Register every request with torchtitan: its entry for ``override.imports``, and the plugin's name.
+
+    Raises:
+        JobError: torchtitan refuses one.
+    """
+    entries: list[tuple[OverrideImport, str]] = []
     for request in requests:
-        target = _register(request.override)
-        added.append((target, request.override.kwargs) if request.override.kwargs else target)
-    return [*imports, *added]
+        try:
+            target = _register(request.override)
+        except (TypeError, ValueError) as error:
+            raise JobError([Problem(request.owner, str(error), "correct its node_overrides")]) from error
+        entry = (target, request.override.kwargs) if request.override.kwargs else target
+        entries.append((entry, request.name))
+    return entries
 
 
-def try_imports(override_config: OverrideConfig, config: Configurable.Config) -> tuple[dict[str, int], list[Problem]]:
-    """Apply ``override_config`` to a copy of ``config``: nodes replaced per override, or what torchtitan objects to."""
-    trial = replace(config, model_spec=copy.deepcopy(config.model_spec))
+def target_of(entry: OverrideImport) -> str:
+    """Import path of the factory that an entry of ``override.imports`` names."""
+    return entry if isinstance(entry, str) else entry[0]
+
+
+def try_out(config: _Config) -> tuple[_Config, dict[str, int], list[Problem]]:
+    """Apply ``override.imports`` to a copy of ``config``.
+
+    Returns:
+        The copy, nodes replaced by import path of the override, and what torchtitan objects to.
+    """
+    trial, counts, problems = copy.deepcopy(config), Counter[str](), []
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        lines = apply_overrides(override_config, trial)
+        lines = apply_overrides(trial.override, trial) if trial.override.imports else []
+        counts.update(line.split()[1].rstrip(":") for line in lines)
     except Exception as error:
-        return {}, [Problem("override.imports", f"{type(error).__name__}: {error}")]
+        problems.append(Problem("override.imports", f"{type(error).__name__}: {error}"))
     finally:
         logging.disable(level)
-    return dict(Counter(line.split()[1].rstrip(":") for line in lines)), []
+    return trial, dict(counts), problems
 
 
 def _register(request: NodeOverride) -> str:

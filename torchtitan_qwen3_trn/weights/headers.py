@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from torchtitan_qwen3_trn.errors import Problem
 
-__all__ = ["TensorHeader", "check_tensors", "listed", "read_headers"]
+__all__ = ["INDEX", "TensorHeader", "check_tensors", "listed", "read_headers"]
 
 INDEX = "model.safetensors.index.json"
 _SHOWN = 5
@@ -60,14 +60,14 @@ def check_tensors(
     foreign = [
         f"{name} {found[name].dtype}" for name in expected if name in found and found[name].dtype not in _LOADABLE
     ]
-    total, where = len(expected), f"weights in {folder}"
+    other_config = "use the config.json that belongs to these files"
     rows = [
-        (missing, f"the model's {total} tensors, missing are", "download the checkpoint again, or change the model"),
-        (unexpected, "tensors the model has no place for:", "use the config.json that belongs to these files"),
-        (misshapen, "wrong shapes:", "use the config.json that belongs to these files"),
-        (foreign, "not floating-point numbers of 16 bits or more:", "use the unquantized checkpoint"),
+        (missing, f"of the model's {len(expected)} missing", "download the checkpoint again, or change the model"),
+        (unexpected, "without a place in the model", other_config),
+        (misshapen, "of another shape", other_config),
+        (foreign, "not of floating-point numbers of 16 bits or more", "use the unquantized checkpoint"),
     ]
-    return [Problem(where, f"{text} {listed(names)}", fix) for names, text, fix in rows if names]
+    return [Problem(f"weights in {folder}", f"{listed(names)} {what}", fix) for names, what, fix in rows if names]
 
 
 def read_headers(folder: Path) -> tuple[dict[str, TensorHeader], list[Problem]]:

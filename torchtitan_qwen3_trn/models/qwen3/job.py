@@ -13,6 +13,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import Machine
+from torchtitan_qwen3_trn.job.load import is_rank_zero
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, differences, with_changes
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
@@ -51,10 +52,11 @@ def use_supported_spmd_backend(config: PluginTrainer.Config, machine: Machine) -
     degrees = config.parallelism
     if machine.device_type == "cpu" and degrees.expert_parallel_degree > 1 and degrees.spmd_backend == "spmd_types":
         degrees.spmd_backend = "partial_dtensor"
-        logger.info(
-            'parallelism.spmd_backend is set to "partial_dtensor": the uneven all-to-all of "spmd_types" '
-            "does not exist in gloo"
-        )
+        if is_rank_zero():
+            logger.info(
+                'parallelism.spmd_backend is set to "partial_dtensor": the uneven all-to-all of "spmd_types" '
+                "does not exist in gloo"
+            )
 
 
 def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
@@ -89,11 +91,8 @@ def published(config: PluginTrainer.Config) -> tuple[str, Architecture]:
 
 def _compare(config: PluginTrainer.Config, arch: Architecture, folder: Path) -> None:
     checkpoint = config.checkpoint
-    loads_from_folder = checkpoint.initial_load_in_hf and checkpoint.initial_load_path in (
-        None,
-        str(folder.absolute()),
-    )
-    if not loads_from_folder:
+    source = Path(checkpoint.initial_load_path or folder)
+    if not checkpoint.initial_load_in_hf or source.resolve() != folder.resolve():
         return
     conflicts = differences(arch, from_hf_config(read_hf_config(folder)))
     if conflicts:

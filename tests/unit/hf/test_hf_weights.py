@@ -1,0 +1,287 @@
+"""Checkpoint files in and out: names, views instead of copies, header checks, small windows, random-looking losses."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hf_checkpoints import ARCHITECTURES, small_config, write_checkpoint
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.layout import layout_of
+from torchtitan_qwen3_trn.models.hf.model import HFModel
+from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
+from torchtitan_qwen3_trn.weights import first_loss, reader
+from torchtitan_qwen3_trn.weights.headers import check_tensors, read_headers
+
+
+def layout(kind, **changes):
+    return layout_of(build_on_meta(small_config(kind, **changes), document_mask=True, experts="eager"))
+
+
+def adapter_of(kind, folder=None, **changes):
+    hf_config = small_config(kind, **changes)
+    config = HFModel.Config(
+        architecture=hf_config, layout=layout(kind, **changes), tensor_parallel_plan={}, vocab_size=2048
+    )
+    return HFStateDictAdapter(config, folder)
+
+
+def parameters(kind, **changes):
+    """Random parameters under the model's names; a tied head shares the embedding's tensor."""
+    model = build_on_meta(small_config(kind, **changes), document_mask=True, experts="eager")
+    generator = torch.Generator().manual_seed(2)
+    made = {name: torch.randn(value.shape, generator=generator) for name, value in model.state_dict().items()}
+    made.update({name: made[source] for name, source in model.all_tied_weights_keys.items()})
+    return made
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_names_and_shapes_are_those_transformers_writes(tmp_path, kind):
+    found, problems = read_headers(write_checkpoint(tmp_path, kind))
+    assert problems == []
+    assert {name: header.shape for name, header in found.items()} == layout(kind).shapes
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_there_and_back_gives_the_very_same_tensors(kind):
+    adapter, native = adapter_of(kind), parameters(kind)
+    before = dict(native)
+    files = adapter.to_hf(native)
+    back = adapter.from_hf(files)
+    assert back.keys() == native.keys()
+    assert all(back[name] is native[name] for name in native)
+    assert native == before
+
+
+def test_experts_are_views_gate_then_up():
+    adapter, native = adapter_of("qwen3_moe"), parameters("qwen3_moe")
+    files = adapter.to_hf(native)
+    fused = native["model.layers.1.mlp.experts.gate_up_proj"]
+    files["model.layers.1.mlp.experts.5.up_proj.weight"].fill_(7.0)
+    assert (fused[5, 32:] == 7.0).all()
+    assert (fused[5, :32] != 7.0).all()
+    assert torch.equal(
+        files["model.layers.0.mlp.experts.3.down_proj.weight"], native["model.layers.0.mlp.experts.down_proj"][3]
+    )
+
+
+def test_loose_tensors_are_fused_by_copying():
+    adapter, native = adapter_of("qwen3_moe"), parameters("qwen3_moe")
+    loose = {name: value.clone() for name, value in adapter.to_hf(native).items()}
+    names = list(loose)
+    back = adapter.from_hf(loose)
+    assert list(loose) == names
+    assert all(torch.equal(back[name], native[name]) for name in native)
+
+
+def test_a_tied_head_is_left_out_of_files_and_follows_the_embedding_in():
+    adapter, native = adapter_of("qwen3"), parameters("qwen3")
+    files = adapter.to_hf(native)
+    assert "lm_head.weight" not in files
+    with_head = {**files, "lm_head.weight": torch.zeros(1)}
+    assert adapter.from_hf(with_head)["lm_head.weight"] is native["model.embed_tokens.weight"]
+    assert "lm_head.weight" in adapter_of("qwen3", tie_word_embeddings=False).to_hf(
+        parameters("qwen3", tie_word_embeddings=False)
+    )
+
+
+def test_strangers_and_gaps_are_refused_by_name():
+    adapter, native = adapter_of("qwen3_moe"), parameters("qwen3_moe")
+    with pytest.raises(ValueError, match=r"no parameter for 1 tensor \(model.extra\)"):
+        adapter.to_hf({**native, "model.extra": torch.zeros(1)})
+    files = {name: value.clone() for name, value in adapter.to_hf(native).items()}
+    with pytest.raises(ValueError, match=r"no place for 1 tensor \(model.extra\)"):
+        adapter.from_hf({**files, "model.extra": torch.zeros(1)})
+    files.pop("model.layers.0.mlp.experts.2.up_proj.weight")
+    with pytest.raises(ValueError, match=r"gate_up_proj is missing: 1 tensor \(model.layers.0.mlp.experts.2.up_proj"):
+        adapter.from_hf(files)
+
+
+def test_export_goes_to_the_files_of_the_index(tmp_path):
+    adapter = adapter_of("qwen3", str(write_checkpoint(tmp_path, "qwen3")))
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert adapter.fqn_to_index_mapping == {name: int(file[6:11]) for name, file in index.items()}
+
+
+def changed(folder, edit):
+    """Rewrite the tensors of a checkpoint as one file."""
+    tensors = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+    for file in [*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"]:
+        file.unlink()
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_listed_together(tmp_path):
+    def edit(tensors):
+        for layer in (0, 1):
+            for part in ("q", "k", "v", "o"):
+                del tensors[f"model.layers.{layer}.self_attn.{part}_proj.weight"]
+        tensors["model.layers.9.mlp.up_proj.weight"] = torch.zeros(2, 2)
+        tensors["model.norm.weight"] = torch.zeros(63)
+        tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(128, 64, dtype=torch.int8)
+
+    folder = changed(write_checkpoint(tmp_path, "llama"), edit)
+    problems = check_tensors(folder, layout("llama").shapes, ignores=layout("llama").ignores)
+    missing, unexpected, misshapen, foreign = (str(problem) for problem in problems)
+    assert "8 tensors (" in missing
+    assert "...) of the model's 21 missing" in missing
+    assert missing.count("_proj.weight") == 5  # the list is capped, the count is not
+    assert (
+        "without a place in the model (of the model's 21): 1 tensor (model.layers.9.mlp.up_proj.weight)" in unexpected
+    )
+    assert "1 tensor (model.norm.weight [63] instead of [64])" in misshapen
+    assert "1 tensor (model.layers.0.mlp.up_proj.weight I8)" in foreign
+
+
+def test_redundant_tensors_of_old_exports_are_no_problem(tmp_path):
+    def edit(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    folder = changed(write_checkpoint(tmp_path, "qwen3"), edit)
+    assert check_tensors(folder, layout("qwen3").shapes, ignores=layout("qwen3").ignores) == []
+
+
+def test_pickles_are_refused_with_the_way_to_convert_them(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
+    (problem,) = check_tensors(tmp_path, {})
+    assert "only Python pickles (pytorch_model.bin)" in problem.what
+    assert "save_pretrained" in problem.fix
+
+
+def test_a_folder_without_weights(tmp_path):
+    assert "there is no .safetensors file" in str(check_tensors(tmp_path, {})[0])
+    assert "there is no .safetensors file" in str(check_tensors(tmp_path / "absent", {})[0])
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    folder = write_checkpoint(tmp_path, "llama")
+    file = sorted(folder.glob("*.safetensors"))[1]
+    file.write_bytes(file.read_bytes()[:-100])
+    (problem,) = check_tensors(folder, layout("llama").shapes)
+    assert problem.where == str(file)
+
+
+def test_files_the_index_names_must_be_there(tmp_path):
+    folder = write_checkpoint(tmp_path, "llama")
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+    (problem,) = check_tensors(folder, layout("llama").shapes)
+    assert "names 1 files that are not there (model-00002-of-" in problem.what
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    folder = write_checkpoint(tmp_path, "llama")
+    save_file({"model.norm.weight": torch.ones(64)}, folder / "copy.safetensors")
+    (problem,) = check_tensors(folder, layout("llama").shapes)
+    assert "twice there: 1 tensor (model.norm.weight in " in problem.what
+
+
+WEIGHTS_JOB = """
+[model]
+backend = "huggingface_v5"
+hf_assets_path = "{folder}"
+[job]
+dump_folder = "{folder}/out"
+[training]
+seq_len = 64
+[checkpoint]
+enable = {enable}
+initial_load_in_hf = true
+"""
+
+
+def test_a_job_checks_the_headers_before_anything_is_built(parse_job, tmp_path):
+    folder = changed(write_checkpoint(tmp_path, "llama"), lambda tensors: tensors.pop("lm_head.weight"))
+    outcome = parse_job(base=WEIGHTS_JOB.format(folder=folder, enable="true"))
+    assert outcome.status == 2
+    assert "1 tensor (lm_head.weight) of the model's 21 missing" in outcome.message
+
+
+def test_asking_for_weights_without_checkpointing_is_refused(parse_job, tmp_path):
+    folder = write_checkpoint(tmp_path, "llama")
+    outcome = parse_job(base=WEIGHTS_JOB.format(folder=folder, enable="false"))
+    assert "checkpoint.initial_load_in_hf: has no effect while checkpoint.enable is false" in outcome.message
+    assert parse_job(base=WEIGHTS_JOB.format(folder=folder, enable="true")).status is None
+
+
+def test_a_job_that_resumes_does_not_need_the_files(parse_job, tmp_path):
+    folder = changed(write_checkpoint(tmp_path, "llama"), lambda tensors: tensors.pop("lm_head.weight"))
+    step = folder / "out" / "checkpoint" / "step-5"
+    step.mkdir(parents=True)
+    (step / ".metadata").touch()
+    assert parse_job(base=WEIGHTS_JOB.format(folder=folder, enable="true")).status is None
+
+
+def test_an_export_in_the_checkpoint_folder_is_not_resumed_from(parse_job, tmp_path):
+    folder = write_checkpoint(tmp_path, "llama")
+    step = folder / "out" / "checkpoint" / "step-5"
+    step.mkdir(parents=True)
+    (step / "model.safetensors.index.json").write_text("{}")
+    outcome = parse_job(base=WEIGHTS_JOB.format(folder=folder, enable="true"))
+    assert outcome.status == 2
+    assert "step-5 holds an exported model" in outcome.message
+
+
+def test_files_are_closed_between_windows(monkeypatch, tmp_path):
+    monkeypatch.setattr(reader, "_WINDOW", 10)
+    items = [SimpleNamespace(lengths=torch.Size([4, size])) for size in (1, 2, 1, 5, 1)]
+    windows = [[item.lengths[1] for item in window] for window in reader._windows(items)]
+    assert windows == [[1, 2], [1, 5], [1]]
+    opened = []
+    monkeypatch.setattr(
+        reader.HuggingFaceStorageReader,
+        "read_data",
+        lambda self, plan, planner: opened.append(len(plan.items)) or done(),
+    )
+    reader.WindowedReader(str(tmp_path)).read_data(LoadPlan(items), None)
+    assert opened == [2, 2, 1]
+
+
+def done():
+    future = torch.futures.Future()
+    future.set_result(None)
+    return future
+
+
+def test_a_window_reads_what_the_files_hold(monkeypatch, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    monkeypatch.setattr(reader, "_WINDOW", 1000)
+    folder = write_checkpoint(tmp_path, "llama")
+    target = {name: torch.empty(shape) for name, shape in layout("llama").shapes.items()}
+    dcp.load(target, storage_reader=reader.WindowedReader(str(folder)))
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            assert all(torch.equal(target[name], opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
+
+
+def test_only_a_loss_clearly_below_that_of_random_weights_passes():
+    assert first_loss.looks_random(12.44, 12.44)
+    assert first_loss.looks_random(13.9, 12.44)
+    assert not first_loss.looks_random(2.3, 12.44)
+    assert not first_loss.looks_random(11.9, 12.44)
+
+
+@pytest.mark.parametrize(("step", "loss", "speaks"), [(1, 7.6, True), (1, 5.0, False), (2, 7.6, False)])
+def test_random_looking_weights_are_reported_once_and_loudly(monkeypatch, caplog, step, loss, speaks):
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(
+            checkpoint=SimpleNamespace(enable=True, initial_load_in_hf=True, initial_load_path=None),
+            hf_assets_path="weights",
+        ),
+        local_loss=torch.tensor(loss),
+        parallel_dims=SimpleNamespace(dp_cp_enabled=False),
+    )
+    with caplog.at_level(logging.WARNING):
+        first_loss.report_random_first_loss(trainer, step, 7.65)
+    assert ("THE WEIGHTS LOOK RANDOM" in caplog.text) is speaks
