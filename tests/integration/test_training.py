@@ -75,6 +75,15 @@ def test_checkpoint_resumes_with_the_loss_it_would_have_had(write_job, tmp_path)
     assert second.losses[4] == straight.losses[4]
 
 
+def test_finished_run_is_not_taken_for_one_to_resume(write_job, tmp_path):
+    job = write_job("[checkpoint]\nenable = true\n[job]\ndump_folder = 'out'\n", base=TINY_MODEL)
+    first = train("--job.config_file", job, "--training.steps", "1", cwd=tmp_path)
+    again = train("--job.config_file", job, "--training.steps", "1", cwd=tmp_path)
+    assert first.status == 0, first.log
+    assert again.status != 0
+    assert "out/checkpoint/step-1 holds a model and no training state" in again.log
+
+
 def test_validation_uses_the_document_mask_too(write_job, tmp_path):
     # Without learning, validation on the training text gives the training loss only if it masks as training does.
     validator = "[validator]\nenable = true\nfreq = 1\nsteps = 1\n[validator.dataloader]\ndataset = 'c4_test'\n"

@@ -41,6 +41,7 @@ BAD_KEYS = [
     ('training = "fast"', ["training: expected a table"]),
     ("[planned_overrides]\nx = 1", ["planned_overrides: unknown key"]),
     ("[checkpoint]\nenable = true\nasync_mode = 'async_with_pinned_mem'", ["checkpoint.async_mode", "CPU"]),
+    ("[checkpoint]\nenable = true\ninitial_load_path = '/nowhere'", ["checkpoint.initial_load_path: /nowhere"]),
     ('[plugins]\ndisable = ["sdpa"]', ["2 attention layers stay on FlexAttention", "enable sdpa"]),
     ("[profiler]\nenable_memory_snapshot = true", ["profiler.enable_memory_snapshot", "CPU"]),
 ]  # fmt: skip

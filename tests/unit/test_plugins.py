@@ -51,6 +51,11 @@ def test_plugin_that_is_not_enabled_is_never_imported(parse_job, install_plugin)
     assert "bomb_module" not in sys.modules
 
 
+def test_options_of_a_plugin_that_is_not_enabled_are_mentioned_in_the_log(parse_job):
+    text = '[plugins]\ndisable = ["gather-free-rope"]\n[plugins.gather-free-rope]\nfqns = ["layers.0"]\n'
+    assert "[plugins.gather-free-rope] has no effect" in parse_job(text).log
+
+
 def test_disabled_route_plugin_leaves_its_nodes_alone(parse_job):
     outcome = parse_job("", "--plugins.disable", "gather-free-rope")
     assert outcome.status is None, outcome.message

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
+from torchtitan_qwen3_trn.job.checkpoints import check_checkpoint_folders
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -54,7 +55,7 @@ def check_config(config: PluginTrainer.Config, machine: Machine, known: set[str]
         problems += _world_size(config, machine)
         problems += _batches(config, machine)
         problems += _sequence(config)
-    problems += [*_folders(config), *_data(config), *_device(config, machine)]
+    problems += [*_folders(config), *_data(config), *_device(config, machine), *check_checkpoint_folders(config)]
     return [problem for problem in problems if problem.where not in known]
 
 

@@ -13,7 +13,7 @@ from torchtitan_qwen3_trn.job.legacy import Table
 from torchtitan_qwen3_trn.job.options import Backend, JobOptions, ModelOptions
 from torchtitan_qwen3_trn.job.reader import JobFile, lay_over, read_job_file
 from torchtitan_qwen3_trn.job.schema import ValueProblems
-from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, load, plugins_config_type
+from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, installed_plugins, load, plugins_config_type
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -61,6 +61,7 @@ def load_job(path: str | Path, args: list[str] | None = None) -> LoadedJob:
     problems = list(job.problems)
     plugins = _load_plugins(table, args, problems)
     base = default_config(plugins)
+    notes += _idle_options(table, plugins)
     problems += _file_problems(base, job)
     config = _apply(base, table, [] if problems else problems)
     config = replace(config, job=replace(config.job, config_file=str(path)))
@@ -126,6 +127,15 @@ def _load_plugins(table: Table, args: list[str], problems: list[Problem]) -> Act
     plugins, load_problems = load(chosen)
     problems += choice_problems + load_problems
     return plugins
+
+
+def _idle_options(table: Table, plugins: ActivePlugins) -> list[str]:
+    """Notes on options of installed plugins that this job does not enable."""
+    enabled = {plugin.installed.field_name for plugin in plugins.loaded}
+    idle = [name for name in installed_plugins() if name.replace("-", "_") not in enabled]
+    options = table.get("plugins")
+    given = [name for name in idle if isinstance(options, dict) and name.replace("-", "_") in options]
+    return [f"[plugins.{name}] has no effect: this job does not enable the plugin" for name in given]
 
 
 def _names(table: Table, args: list[str], key: str) -> list[str]:

@@ -149,7 +149,7 @@ def _unmatched(request: Request, config: Configurable.Config) -> list[Problem]:
     available = [fqn.removeprefix(MODEL_PREFIX) for fqn, _, _, _ in config.traverse(wanted.target)]
     if not available:
         what = f"this model has no {wanted.target.__qualname__} for it to replace"
-        return [Problem(request.owner, what, f"set plugins.disable = [{request.name!r}]")]
+        return [Problem(request.owner, what, f"leave {request.name} out of this job")]
     return [
         Problem(
             f"plugins.{request.name}.fqns",

@@ -1,0 +1,107 @@
+"""Runs of ``torchtitan.train`` as a user starts them, and what loading costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import EXAMPLES
+from hf_checkpoints import write_checkpoint
+from safetensors import safe_open
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from launch import train
+
+from torchtitan_qwen3_trn.plugins import ROUTES, installed_plugins
+
+pytestmark = pytest.mark.slow
+
+LOG_OF_2048 = 7.62
+
+
+def test_the_finetune_example_starts_at_the_loss_of_the_checkpoint_and_exports_it(tmp_path):
+    command = [sys.executable, "-m", "torchtitan_qwen3_trn.assets.make_checkpoint"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    made = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    trained = float(made.stdout.split("loss ")[1].split()[0])
+    assert trained < LOG_OF_2048 - 2
+
+    run = train("--job.config_file", EXAMPLES / "qwen3_4b_finetune.toml", cwd=tmp_path)
+    assert run.status == 0, run.log
+    assert len(run.losses) == 10
+    # Other documents than the last ten batches of the checkpoint's training, so about the same loss, not the same.
+    assert run.losses[1] == pytest.approx(trained, abs=0.7)
+    assert "THE WEIGHTS LOOK RANDOM" not in run.log
+
+    folder = tmp_path / "outputs/qwen3_4b_finetune/checkpoint/step-10"
+    original = {file.name for file in (tmp_path / "outputs/small_checkpoint").glob("model*")}
+    assert {file.name for file in folder.glob("model*")} == original
+    with safe_open(next(folder.glob("*.safetensors")), framework="pt") as opened:
+        assert opened.get_slice(next(iter(opened.keys()))).get_dtype() == "BF16"
+
+    again = train("--job.config_file", EXAMPLES / "qwen3_4b_finetune.toml", cwd=tmp_path)
+    assert again.status == 2
+    assert "step-10 holds an exported model" in again.log
+
+
+def test_the_random_init_example_trains_with_a_falling_loss(tmp_path):
+    run = train("--job.config_file", EXAMPLES / "qwen3_4b_hf.toml", cwd=tmp_path)
+    assert run.status == 0, run.log
+    assert len(run.losses) == 10
+    assert run.losses[10] < run.losses[1] - 0.5
+    assert "transformers/qwen3 4B-Instruct-2507" in run.log
+
+
+@pytest.mark.parametrize("backend", ROUTES)
+def test_the_same_job_file_runs_on_every_route(tmp_path, backend):
+    args = ["--job.config_file", EXAMPLES / "qwen3_moe.toml", "--model.backend", backend, "--training.steps", "2"]
+    run = train(*args, cwd=tmp_path)
+    absent = [name for name in ROUTES[backend] if name not in installed_plugins()]
+    if absent:
+        assert run.status != 0
+        assert f"{backend!r} needs the plugin {absent[0]!r}" in run.log
+        return
+    assert run.status == 0, run.log
+    assert set(run.losses) == {1, 2}
+    assert "Qwen3-30B-A3B dimensions" in run.log
+
+
+LOAD_JOB = """
+[model]
+backend = "huggingface_v5"
+load_balance = "none"
+hf_assets_path = "{folder}"
+[training]
+local_batch_size = 1
+seq_len = 64
+mixed_precision_param = "float32"
+[checkpoint]
+enable = true
+initial_load_in_hf = true
+"""
+LARGE = {
+    "qwen3": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6},
+    "qwen3_moe": {"hidden_size": 512, "num_experts": 16, "moe_intermediate_size": 512, "num_hidden_layers": 6},
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_loading_many_files_keeps_little_more_resident_than_the_parameters(tmp_path, kind):
+    folder = write_checkpoint(tmp_path / "large", kind, file_size="80MB", **LARGE[kind])
+    assert len(list(folder.glob("*.safetensors"))) >= 4
+    job = tmp_path / "job.toml"
+    job.write_text(LOAD_JOB.format(folder=folder))
+    script = Path(__file__).with_name("measure_load.py")
+    port = str(29500 + os.getpid() % 400)
+    done = subprocess.run(
+        [sys.executable, str(script), str(job), port], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout.split("MEMORY ")[1].splitlines()[0])
+    assert measured["parameters"] > 250e6
+    assert measured["resident"] <= 1.25 * measured["parameters"], measured
