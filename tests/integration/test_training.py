@@ -20,8 +20,8 @@ def test_moe_example_trains_on_the_cpu_with_a_falling_loss(tmp_path):
     run = train("--job.config_file", EXAMPLES / "qwen3_moe.toml", cwd=tmp_path)
     assert run.status == 0, run.log
     assert len(run.losses) >= 10
-    # 128 tokens in each of 4 rows make a step's loss scatter by about 0.1.
-    assert sum(run.losses[step] for step in range(26, 31)) / 5 < run.losses[1] - 0.6
+    # 64 tokens in each of 4 rows make a step's loss scatter by about 0.1.
+    assert sum(run.losses[step] for step in range(16, 21)) / 5 < run.losses[1] - 0.4
     assert run.log.count("[Override]") == 8
     assert "plugins" in run.log
     assert "qwen3, sdpa, gather-free-rope" in run.log

@@ -12,8 +12,8 @@ from torch.futures import Future
 
 __all__ = ["WindowedReader"]
 
-# Elements read before the files are closed again: 64 MiB of bfloat16.
-_WINDOW = 32 * 1024 * 1024
+# Elements read before the files are closed again: 16 MiB of bfloat16.
+_WINDOW = 8 * 1024 * 1024
 
 
 class WindowedReader(HuggingFaceStorageReader):

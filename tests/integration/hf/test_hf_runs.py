@@ -44,31 +44,21 @@ def test_the_finetune_example_starts_at_the_loss_of_the_checkpoint_and_exports_i
     with safe_open(next(folder.glob("*.safetensors")), framework="pt") as opened:
         assert opened.get_slice(next(iter(opened.keys()))).get_dtype() == "BF16"
 
-    again = train("--job.config_file", EXAMPLES / "qwen3_4b_finetune.toml", cwd=tmp_path)
-    assert again.status == 2
-    assert "step-10 holds an exported model" in again.log
-
-
-def test_the_random_init_example_trains_with_a_falling_loss(tmp_path):
-    run = train("--job.config_file", EXAMPLES / "qwen3_4b_hf.toml", cwd=tmp_path)
-    assert run.status == 0, run.log
-    assert len(run.losses) == 10
-    assert run.losses[10] < run.losses[1] - 0.5
-    assert "transformers/qwen3 4B-Instruct-2507" in run.log
-
 
 @pytest.mark.parametrize("backend", ROUTES)
 def test_the_same_job_file_runs_on_every_route(tmp_path, backend):
-    args = ["--job.config_file", EXAMPLES / "qwen3_moe.toml", "--model.backend", backend, "--training.steps", "2"]
-    run = train(*args, cwd=tmp_path)
+    settings = ["--training.mixed_precision_param", "float32"]
+    job = EXAMPLES / "qwen3_4b_hf.toml"
+    run = train("--job.config_file", job, "--model.backend", backend, *settings, cwd=tmp_path)
     absent = [name for name in ROUTES[backend] if name not in installed_plugins()]
     if absent:
         assert run.status != 0
         assert f"{backend!r} needs the plugin {absent[0]!r}" in run.log
         return
     assert run.status == 0, run.log
-    assert set(run.losses) == {1, 2}
-    assert "Qwen3-30B-A3B dimensions" in run.log
+    assert len(run.losses) == 10
+    assert run.losses[10] < run.losses[1] - 0.5
+    assert ("transformers/qwen3 4B-Instruct-2507" in run.log) is (backend == "huggingface_v5")
 
 
 LOAD_JOB = """
