@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
     folder = Path(config.dump_folder, checkpoint.folder)
     newest = _newest(folder, checkpoint.load_step)
     if newest is not None:
-        return [] if _can_be_continued(newest) else [_finished(newest, folder)]
+        return _obstacles(newest, folder)
     source = checkpoint.initial_load_path
     if source and "://" not in source and not Path(source).is_dir():
         return [Problem("checkpoint.initial_load_path", f"{source} is not a folder", "name the checkpoint's folder")]
@@ -45,11 +46,16 @@ def _newest(folder: Path, load_step: int) -> Path | None:
     return valid.get(load_step) if load_step != -1 else valid[max(valid)] if valid else None
 
 
-def _can_be_continued(path: Path) -> bool:
-    if not (path / ".metadata").is_file():
-        return False
-    keys = FileSystemReader(path).read_metadata().state_dict_metadata
-    return any(key.startswith(_TRAIN_STATE) for key in keys)
+def _obstacles(newest: Path, folder: Path) -> list[Problem]:
+    """Why a run cannot be continued from ``newest``."""
+    keys: Iterable[str] = ()
+    if (newest / ".metadata").is_file():
+        try:
+            keys = FileSystemReader(newest).read_metadata().state_dict_metadata
+        except Exception as error:
+            what = f"{newest / '.metadata'} cannot be read: {type(error).__name__}: {error}"
+            return [Problem("checkpoint.folder", what, f"remove {newest} to continue from the checkpoint before it")]
+    return [] if any(key.startswith(_TRAIN_STATE) for key in keys) else [_finished(newest, folder)]
 
 
 def _finished(newest: Path, folder: Path) -> Problem:
