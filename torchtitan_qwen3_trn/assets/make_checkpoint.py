@@ -1,7 +1,7 @@
 """Makes a small trained checkpoint: ``python -m torchtitan_qwen3_trn.assets.make_checkpoint [OUTDIR]``.
 
 It stands in for published weights where those are too large: a Qwen3 of 0.7 million parameters, trained for half a
-minute on the bundled text by a plain PyTorch loop, in several safetensors files with their index, config.json and tokenizer.
+minute on the bundled text by a plain PyTorch loop, in several safetensors files with index, config.json and tokenizer.
 Without OUTDIR it writes to ``./outputs/small_checkpoint``, where ``examples/qwen3_4b_finetune.toml`` looks on a CPU.
 """
 

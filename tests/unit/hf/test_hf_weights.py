@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hf_checkpoints import ARCHITECTURES, small_config, write_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
