@@ -33,7 +33,7 @@ def train(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     command += [] if show_all_ranks else ["--local-ranks-filter", "0"]
     command += ["-m", "torchtitan.train", *map(str, args)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1" if ranks > 1 else "2", **(environment or {})}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)

@@ -25,7 +25,7 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
     if not checkpoint.enable or "://" in checkpoint.folder + config.dump_folder:
         return []
     folder = Path(config.dump_folder, checkpoint.folder)
-    newest = _newest(folder, checkpoint.load_step)
+    newest = newest_checkpoint(folder, checkpoint.load_step)
     if newest is not None:
         return _obstacles(newest, folder)
     source = checkpoint.initial_load_path
@@ -34,7 +34,8 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
     return []
 
 
-def _newest(folder: Path, load_step: int) -> Path | None:
+def newest_checkpoint(folder: Path, load_step: int) -> Path | None:
+    """The checkpoint in ``folder`` that torchtitan would resume from; ``load_step`` -1 takes the newest."""
     if not folder.is_dir():
         return None
     steps = {int(found[1]): path for path in folder.iterdir() if (found := _STEP.fullmatch(path.name))}

@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 
 from torchtitan_qwen3_trn.errors import Problem
 
-__all__ = ["INDEX", "TensorHeader", "check_tensors", "listed", "read_headers"]
+__all__ = ["TensorHeader", "check_tensors", "listed", "read_headers"]
 
-INDEX = "model.safetensors.index.json"
+_INDEX = "model.safetensors.index.json"
 _SHOWN = 5
 _LOADABLE = {"F64", "F32", "F16", "BF16"}
 _PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -112,7 +112,7 @@ def _no_weights(folder: Path) -> Problem:
 
 
 def _index_problems(folder: Path, files: set[str]) -> list[Problem]:
-    path = folder / INDEX
+    path = folder / _INDEX
     if not path.is_file():
         return []
     try:

@@ -57,7 +57,8 @@ def test_the_same_job_file_runs_on_every_route(tmp_path, backend):
         return
     assert run.status == 0, run.log
     assert len(run.losses) == 10
-    assert run.losses[10] < run.losses[1] - 0.5
+    # Ten steps at this learning rate; a step's loss scatters by about 0.1.
+    assert run.losses[10] < run.losses[1] - 0.25
     assert ("transformers/qwen3 4B-Instruct-2507" in run.log) is (backend == "huggingface_v5")
 
 

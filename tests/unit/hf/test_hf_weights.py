@@ -219,16 +219,6 @@ def test_a_job_that_resumes_does_not_need_the_files(parse_job, tmp_path):
     assert parse_job(base=WEIGHTS_JOB.format(folder=folder, enable="true")).status is None
 
 
-def test_an_export_in_the_checkpoint_folder_is_not_resumed_from(parse_job, tmp_path):
-    folder = write_checkpoint(tmp_path, "llama")
-    step = folder / "out" / "checkpoint" / "step-5"
-    step.mkdir(parents=True)
-    (step / "model.safetensors.index.json").write_text("{}")
-    outcome = parse_job(base=WEIGHTS_JOB.format(folder=folder, enable="true"))
-    assert outcome.status == 2
-    assert "step-5 holds an exported model" in outcome.message
-
-
 def test_files_are_closed_between_windows(monkeypatch, tmp_path):
     monkeypatch.setattr(reader, "_WINDOW", 10)
     items = [SimpleNamespace(lengths=torch.Size([4, size])) for size in (1, 2, 1, 5, 1)]

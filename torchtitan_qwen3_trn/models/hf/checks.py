@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -10,20 +9,17 @@ from typing import TYPE_CHECKING, cast
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.models.hf.build import attention_kinds
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import unknown_styles
 from torchtitan_qwen3_trn.models.qwen3.job import divisors, tokenizer_entries
-from torchtitan_qwen3_trn.weights.headers import INDEX, check_tensors
+from torchtitan_qwen3_trn.weights.headers import check_tensors
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
 
 __all__ = ["check", "will_load_files"]
-
-# What PyTorch's distributed checkpoints keep beside their tensors.
-DCP_METADATA = ".metadata"
-_STEP_FOLDER = re.compile(r"step-\d+")
 
 
 def check(config: PluginTrainer.Config) -> list[Problem]:
@@ -40,13 +36,9 @@ def check(config: PluginTrainer.Config) -> list[Problem]:
 
 def will_load_files(config: PluginTrainer.Config) -> bool:
     """Whether the run starts from Hugging Face files: it asks for it, and has no checkpoint of its own to resume."""
-    resumes = any((folder / DCP_METADATA).is_file() for folder in _step_folders(config))
-    return bool(config.checkpoint.enable and config.checkpoint.initial_load_in_hf and not resumes)
-
-
-def _step_folders(config: PluginTrainer.Config) -> list[Path]:
-    own = Path(config.dump_folder, config.checkpoint.folder)
-    return [path for path in own.iterdir() if _STEP_FOLDER.fullmatch(path.name)] if own.is_dir() else []
+    checkpoint = config.checkpoint
+    resumes = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step) is not None
+    return bool(checkpoint.enable and checkpoint.initial_load_in_hf and not resumes)
 
 
 def _parallelism(config: PluginTrainer.Config) -> Iterator[Problem]:
@@ -120,10 +112,6 @@ def _weights(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Pr
     if checkpoint.initial_load_in_hf and not checkpoint.enable:
         what = "has no effect while checkpoint.enable is false: the run would start from random weights"
         yield Problem("checkpoint.initial_load_in_hf", what, "set checkpoint.enable = true")
-    for folder in _step_folders(config) if checkpoint.enable else []:
-        if (folder / INDEX).is_file() and not (folder / DCP_METADATA).is_file():
-            what = f"{folder} holds an exported model, which torchtitan would take for a checkpoint to resume from"
-            yield Problem("checkpoint.folder", what, "move it away, or choose another job.dump_folder")
     if checkpoint.initial_load_in_hf_quantized:
         yield Problem("checkpoint.initial_load_in_hf_quantized", "quantized weights cannot be trained here")
     if will_load_files(config):
