@@ -134,7 +134,7 @@ def _linear_styles() -> dict[str, ParallelStyle]:
     return {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(),
-        "replicated_with_grad_allreduce": _Whole(),
+        "replicated_with_grad_allreduce": _Whole(summed=True),
     }
 
 
