@@ -91,6 +91,17 @@ def test_the_mask_keeps_documents_apart_and_its_absence_does_not(checkpoints):
         assert not torch.equal(before, after)
 
 
+def test_attention_uses_the_mask_it_is_given(checkpoints):
+    """Not one that Transformers derives from the positions, which says the same for real batches."""
+    model, _ = loaded(checkpoints["qwen3"])
+    tokens, positions = packed_batch()
+    only_itself = torch.eye(tokens.shape[1], dtype=torch.bool).expand(2, 1, -1, -1)
+    with torch.no_grad():
+        assert not torch.equal(
+            model(tokens, positions, only_itself), model(tokens, positions, document_mask(positions))
+        )
+
+
 def test_positions_reach_the_rotary_embedding(checkpoints):
     model, _ = loaded(checkpoints["qwen3"], mask=False)
     tokens, positions = packed_batch()

@@ -120,6 +120,7 @@ def _apply_fsdp(model: HFModel, mesh: DeviceMesh, training: TrainingConfig, para
 
     if parallelism.enable_fsdp_symm_mem:
         enable_fsdp_symm_mem(model)
+    disable_fsdp_gradient_division(model)
     kind = "HSDP" if mesh.ndim > 1 else "FSDP"
     logger.info("Applied %s to the Transformers model over %d data-parallel ranks", kind, mesh.size())
 
