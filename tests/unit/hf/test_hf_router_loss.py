@@ -44,7 +44,7 @@ def test_gradients_are_those_of_transformers_loss():
     for name, gradient in gradients(model).items():
         # The same float32 operations; only the order in which two gradients of the router are added may differ.
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-8, msg=name)
-    assert float(model.router_loss.take()) == pytest.approx(float(output.aux_loss), rel=1e-6)
+    assert model.router_loss.take().item() == pytest.approx(output.aux_loss.item(), rel=1e-6)
 
 
 def test_without_it_gradients_are_those_of_cross_entropy_alone():
