@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 HOSTS = ("torch", "torchtitan", "transformers", "safetensors")
 OURS = "torchtitan_qwen3_trn"
@@ -22,7 +22,7 @@ def is_ours(value: object) -> bool:
     name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
     kind = type(value).__module__ if not isinstance(value, type) else ""
     # A function that poses as another keeps the globals of the module it was written in.
-    written_in = getattr(value, "__globals__", {}).get("__name__", "")
+    written_in = value.__globals__.get("__name__", "") if isinstance(value, FunctionType) else ""
     return any(str(text or "").split(".")[0] == OURS for text in (name, kind, written_in))
 
 
