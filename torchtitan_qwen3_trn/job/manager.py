@@ -89,6 +89,12 @@ def end_with(error: JobError) -> NoReturn:
     raise SystemExit(EXIT_STATUS) from None
 
 
+def is_command_line() -> bool:
+    """Whether this process is ``python -m torchtitan.train``, whose user wants a message and no traceback."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name == "torchtitan.train"
+
+
 def _refuse_contradictions(path: str | None, args: list[str]) -> None:
     problems = []
     if not path:
