@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import isa, isa_common, language, launch
+from . import collectives, isa, isa_common, language, language_math, launch, ops
 
 
 def _module(name: str, **members: Any) -> ModuleType:
@@ -31,6 +31,9 @@ def install(*, force: bool = False) -> ModuleType:
         import nki
 
         return nki
+    math = {n: f for n, f in vars(language_math).items() if getattr(f, "__module__", None) == language_math.__name__}
+    members = {n: v for n, v in vars(language).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
+    nl = _module("nki.language", **members, **ops.ALL, **{n: f for n, f in math.items() if not n.startswith("_")})
     constants = {
         name: getattr(isa_common, name)
         for name in (
@@ -44,11 +47,11 @@ def install(*, force: bool = False) -> ModuleType:
         )
     }
     modules = {
-        "nki.language": language,
+        "nki.language": nl,
         "nki.isa": isa,
         "nki.isa.constants": _module("nki.isa.constants", **constants),
         "nki.typing": _module("nki.typing", tensor=language.NkiTensor, mutable_tensor=language.NkiTensor),
-        "nki.collectives": _module("nki.collectives"),
+        "nki.collectives": collectives,
     }
     nki = _module("nki", jit=launch.jit, simulate=launch.simulate, __emulated__=True, __path__=[])
     isa.__path__ = []  # `nki.isa.constants` is imported as a submodule

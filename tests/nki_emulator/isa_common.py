@@ -1,5 +1,6 @@
 """What every instruction shares: operand checks, reading and writing tiles, issuing to an engine."""
 
+# ruff: noqa: N801  AWS's names
 from __future__ import annotations
 
 from enum import Enum

@@ -331,7 +331,8 @@ def vector_accumulate(
     p = rows.shape[0]
     registers = core.vector_accumulator[:p]
     run = op.arithmetic
-    assert run is not None and op.identity is not None
+    assert run is not None
+    assert op.identity is not None
     if command.name in ("reset", "reset_reduce"):
         registers[:] = op.identity
     elif command.name == "load_reduce":

@@ -7,6 +7,7 @@ Rules: docstrings of NkiTensor in nki/language, and nki-aps.rst.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import dataclass
 from math import prod
@@ -24,7 +25,7 @@ class NKIObject:
 
 
 @dataclass(frozen=True)
-class ds:
+class ds:  # noqa: N801
     """`nl.ds(start, size)`: a slice by start and size."""
 
     start: Any
@@ -365,11 +366,9 @@ class NkiTensor(NKIObject):
         if sorted(order) != sorted(names):
             fail(where, f"{dst_pattern} does not hold the names of {src_pattern}")
         view = view.permute(tuple(names.index(n) for n in order))
-        at = 0
-        for g in groups:
+        for at, g in enumerate(groups):
             if len(g) > 1:
                 view = view.flatten_dims(at, at + len(g) - 1)
-            at += 1
         return view
 
     def ap(
@@ -412,7 +411,7 @@ class NkiTensor(NKIObject):
             if strides[0] != row:
                 fail(
                     where,
-                    f"pattern {pattern}: the first stride steps partitions and must be {row}, the elements per partition",
+                    f"pattern {pattern}: the first stride steps partitions and must be {row}",
                 )
         return self._view(shape, strides, start, dtype=new, indirect=indirect)
 
@@ -525,7 +524,7 @@ def _merge(shape: tuple[int, ...], strides: tuple[int, ...], where: str) -> tupl
     dims = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
     if not dims:
         return 1, strides[-1] if strides else 1
-    for (_, outer), (inner_size, inner) in zip(dims, dims[1:], strict=False):
+    for (_, outer), (inner_size, inner) in itertools.pairwise(dims):
         if outer != inner * inner_size:
             fail(where, f"dimensions of sizes {shape} and strides {strides} are not contiguous in memory")
     return prod(n for n, _ in dims), dims[-1][1]
