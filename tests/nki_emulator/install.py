@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import collectives, isa, isa_common, language, language_math, launch, ops
+from . import collectives, dtypes, isa, isa_common, language, language_math, launch, ops
 
 
 def _module(name: str, **members: Any) -> ModuleType:
@@ -54,6 +54,9 @@ def install(*, force: bool = False) -> ModuleType:
         "nki.collectives": collectives,
     }
     nki = _module("nki", jit=launch.jit, simulate=launch.simulate, __emulated__=True, __path__=[])
+    # Names that only annotations of public kernels use; AWS's front end does not evaluate annotations.
+    nki.dtype = nl.dtype = dtypes.DType
+    nki.tensor = nl.tensor = language.NkiTensor
     isa.__path__ = []  # `nki.isa.constants` is imported as a submodule
     sys.modules["nki"] = nki
     for name, module in modules.items():

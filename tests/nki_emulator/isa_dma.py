@@ -8,7 +8,10 @@ import numpy as np
 
 from .dtypes import from_float32, to_float32, uninitialised
 from .errors import fail
-from .isa_common import ISSUED, NkiInstruction, begin, dge_mode, engine, oob_mode
+from .isa_common import ISSUED, NkiInstruction, begin, choose, dge_mode, engine, oob_mode
+from .isa_common import dge_mode as dge_modes
+from .isa_common import engine as engines
+from .isa_common import oob_mode as oob_modes
 from .launch import Core
 from .memory import HBM, PARTITIONS, MemoryRegion
 from .ops import add, as_op
@@ -106,6 +109,9 @@ def dma_copy(
 ) -> NkiInstruction:
     """dst = src between HBM and SBUF; a type change goes through float32."""
     core = begin("dma_copy")
+    oob_mode = choose("nisa.dma_copy: oob_mode", oob_modes, oob_mode)
+    dge_mode = choose("nisa.dma_copy: dge_mode", dge_modes, dge_mode)
+    engine = choose("nisa.dma_copy: engine", engines, engine)
     _operand(core, "dma_copy", "dst", dst)
     _operand(core, "dma_copy", "src", src)
     if dst.size != src.size:
@@ -151,6 +157,8 @@ def dma_transpose(
 ) -> NkiInstruction:
     """dst = src transposed: (1, 0), (2, 1, 0) or (3, 1, 2, 0); with a vector_offset, of gathered rows."""
     core = begin("dma_transpose")
+    oob_mode = choose("nisa.dma_transpose: oob_mode", oob_modes, oob_mode)
+    dge_mode = choose("nisa.dma_transpose: dge_mode", dge_modes, dge_mode)
     _operand(core, "dma_transpose", "dst", dst)
     _operand(core, "dma_transpose", "src", src)
     where = "nisa.dma_transpose"
@@ -230,6 +238,7 @@ def dma_compute(
 ) -> NkiInstruction:
     """dst = sum of srcs in float32; with a vector_offset, gather-add or scatter-add."""
     core = begin("dma_compute")
+    oob_mode = choose("nisa.dma_compute: oob_mode", oob_modes, oob_mode)
     where = "nisa.dma_compute"
     _operand(core, "dma_compute", "dst", dst)
     for i, src in enumerate(srcs):

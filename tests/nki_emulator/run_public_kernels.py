@@ -1,0 +1,365 @@
+"""Run AWS's public kernels, unmodified, through the emulator and compare them with their own references.
+
+    python tests/nki_emulator/run_public_kernels.py --nki-library PATH --nki-samples PATH [--sdk PATH] [--only TEXT]
+
+The paths are checkouts of github.com/aws-neuron/nki-library, nki-samples and, for the kernels printed in the
+documentation, aws-neuron-sdk. Nothing of them is copied here. Prints one line per kernel and exits with 1 if a kernel
+that is listed as running does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import nki_emulator
+
+Outputs = Any
+Case = Callable[[], tuple[Outputs, Outputs, float, float]]
+CASES: list[tuple[str, str, Case]] = []
+LIB = "nkilib_src.nkilib"
+
+
+def case(source: str, name: str) -> Callable[[Case], Case]:
+    def register(function: Case) -> Case:
+        CASES.append((source, name, function))
+        return function
+
+    return register
+
+
+def lib(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(f"{LIB}.{module}"), name)
+
+
+def simulate(kernel: Any, *args: Any, lnc: int = 1, **kwargs: Any) -> Any:
+    import nki
+
+    return nki.simulate(kernel[lnc] if lnc > 1 else kernel)(*args, **kwargs)
+
+
+def randn(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def numpy_inputs(values: dict[str, Any]) -> dict[str, Any]:
+    """Torch tensors as arrays, with bfloat16 as ml_dtypes; the kernels' tests pass arrays."""
+    import ml_dtypes
+
+    def convert(v: Any) -> Any:
+        if not isinstance(v, torch.Tensor):
+            return v
+        return v.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if v.dtype is torch.bfloat16 else v.numpy()
+
+    return {k: convert(v) for k, v in values.items()}
+
+
+# -- nki-library: embeddings -----------------------------------------------------------------------------------------
+
+
+def rope_hf(backward: bool, dtype: torch.dtype, lnc: int) -> tuple[Outputs, Outputs, float, float]:
+    q, k = randn(1, 32, 256, 128, dtype=dtype), randn(1, 8, 256, 128, seed=1, dtype=dtype)
+    cos, sin = randn(1, 256, 128, seed=2, dtype=dtype), randn(1, 256, 128, seed=3, dtype=dtype)
+    arguments = dict(cos=cos, sin=sin, backward=backward)
+    got = simulate(lib("core.embeddings.rope_hf.rope_hf"), q, k, torch.zeros_like(q), torch.zeros_like(k), lnc=lnc, **arguments)
+    reference = lib("core.embeddings.rope_hf_torch.rope_hf_torch_ref")
+    want = reference(q, k, torch.zeros_like(q), torch.zeros_like(k), **arguments)
+    return got, want, 1e-6, 1e-6
+
+
+@case("nki-library", "rope_hf forward, float32, LNC 1")
+def _() -> Any:
+    return rope_hf(False, torch.float32, 1)
+
+
+@case("nki-library", "rope_hf forward, bfloat16, LNC 2")
+def _() -> Any:
+    return rope_hf(False, torch.bfloat16, 2)
+
+
+@case("nki-library", "rope_hf backward, float32, LNC 2")
+def _() -> Any:
+    return rope_hf(True, torch.float32, 2)
+
+
+@case("nki-library", "RoPE, contiguous and interleaved, LNC 2")
+def _() -> Any:
+    got, want = [], []
+    for contiguous, relayout in ((True, False), (False, False), (False, True)):
+        x = randn(128, 2, 4, 128)
+        cos, sin = randn(64, 2, 128, seed=1), randn(64, 2, 128, seed=2)
+        options = dict(lnc_shard=True, contiguous_layout=contiguous, relayout_in_sbuf=relayout)
+        got.append(simulate(lib("core.embeddings.rope.RoPE"), x, cos, sin, lnc=2, **options))
+        want.append(lib("core.embeddings.rope_torch.rope_torch_ref")(x, cos, sin, **options))
+    return got, want, 1e-5, 1e-5
+
+
+# -- nki-library: reductions and search ------------------------------------------------------------------------------
+
+
+@case("nki-library", "cumsum, float32")
+def _() -> Any:
+    x = randn(200, 2500)
+    return simulate(lib("core.cumsum.cumsum.cumsum"), x), lib("core.cumsum.cumsum_torch.cumsum_torch_ref")(x), 1e-4, 1e-4
+
+
+@case("nki-library", "cascaded_max, LNC 2")
+def _() -> Any:
+    x = randn(4, 1, 16384)
+    got = simulate(lib("core.max.cascaded_max.cascaded_max"), x, lnc=2)
+    return got, lib("core.max.cascaded_max_torch.cascaded_max_torch_ref")(x), 0, 0
+
+
+@case("nki-library", "find_nonzero_indices, LNC 2")
+def _() -> Any:
+    x = (randn(4096, 128) > 1.5).to(torch.int32)
+    got = simulate(lib("core.subkernels.find_nonzero_indices.find_nonzero_indices"), x, chunk_size=4096, lnc=2)
+    want = lib("core.subkernels.find_nonzero_indices_torch.find_nonzero_indices_torch_ref")(x)
+    # Past the count, the kernel leaves padding or nothing; the reference holds -1.
+    known = want["indices"] >= 0
+    return (got[0][known], got[1]), (want["indices"][known], want["nonzero_counts"]), 0, 0
+
+
+@case("nki-library", "indexed_flatten, LNC 2")
+def _() -> Any:
+    t, e, f = 4096, 3, 128
+    x = torch.arange(t * e, dtype=torch.int32).reshape(e, t)
+    offsets = torch.tensor([t // f * i for i in range(5)], dtype=torch.int32)
+    arguments = dict(f_len=f, output_len=5 * t + 1024, row_offsets=offsets, row_offsets_start=torch.tensor([1], dtype=torch.int32))
+    got = simulate(lib("core.subkernels.indexed_flatten.indexed_flatten"), x, lnc=2, **arguments)
+    return got, lib("core.subkernels.indexed_flatten_torch.indexed_flatten_torch_ref")(x, **arguments), 0, 0
+
+
+@case("nki-library", "find_nonzero_indices_with_count")
+def _() -> Any:
+    x = torch.zeros(1, 512)
+    x[0, torch.randperm(512, generator=torch.Generator().manual_seed(0))[:80]] = 1.0
+    got = simulate(lib("experimental.benchmark.find_nonzero_indices_with_count.find_nonzero_indices_with_count"), x)
+    where = torch.nonzero(x[0]).reshape(-1).to(torch.int32)
+    want = torch.full((1, 513), -1, dtype=torch.int32)
+    want[0, : len(where)], want[0, -1] = where, len(where)
+    return got, want, 0, 0
+
+
+@case("nki-library", "rotational_topk, LNC 2")
+def _() -> Any:
+    utils = importlib.import_module(f"{LIB}.core.topk.rotational_topk_utils")
+    x = randn(8, 4096)
+    config = utils.TopkConfig(inp_shape=(8, 4096), k=64, sorted=True, num_programs=2)
+    got = simulate(lib("core.topk.rotational_topk.rotational_topk"), x, config, lnc=2)
+    return got, lib("core.topk.torch_ref.topk_torch_ref")(x, config), 0, 0
+
+
+# -- nki-library: norms ----------------------------------------------------------------------------------------------
+
+
+@case("nki-library", "rmsnorm_tkg, float16, LNC 1")
+def _() -> Any:
+    x, gamma = randn(1, 8, 8192, dtype=torch.float16), randn(1, 8192, seed=1, dtype=torch.float16)
+    import nki
+    import nki.language as nl
+
+    out = nl.float16
+    del out
+    kernel = lib("core.subkernels.rmsnorm_tkg.rmsnorm_tkg")
+    got = simulate(kernel, x, gamma, torch.zeros(128, 8, 64, dtype=torch.float16))
+    want = lib("core.subkernels.rmsnorm_torch.rmsnorm_tkg_torch_ref_lnc1")(x, gamma, None)
+    assert nki
+    return got, want, 2e-2, 1e-5
+
+
+@case("nki-library", "layernorm_tkg, float16, LNC 1")
+def _() -> Any:
+    x, gamma = randn(1, 8, 8192, dtype=torch.float16), randn(1, 8192, seed=1, dtype=torch.float16)
+    beta = randn(1, 8192, seed=2, dtype=torch.float16)
+    kernel = lib("core.subkernels.layernorm_tkg.layernorm_tkg")
+    got = simulate(kernel, x, gamma, torch.zeros(128, 8, 64, dtype=torch.float16), beta)
+    return got, lib("core.subkernels.layernorm_torch.layernorm_tkg_torch_ref_lnc1")(x, gamma, None, beta), 2e-2, 1e-3
+
+
+# -- nki-library: loss, shapes, convolution --------------------------------------------------------------------------
+
+
+@case("nki-library", "cross_entropy_forward, float32, LNC 2")
+def _() -> Any:
+    logits = randn(128, 4096)
+    targets = torch.randint(0, 4096, (128,), generator=torch.Generator().manual_seed(1))
+    module = "experimental.loss.cross_entropy"
+    got = simulate(lib(f"{module}.cross_entropy_forward"), logits, targets.to(torch.int32), lnc=2, **ce_options())
+    return got, lib("experimental.loss.cross_entropy_torch.cross_entropy_forward_torch_ref")(logits, targets), 1e-4, 1e-4
+
+
+def ce_options() -> dict[str, Any]:
+    import nki.language as nl
+
+    return dict(positions_per_batch=32, chunk_size=2048, dtype=nl.float32)
+
+
+@case("nki-library", "cross_entropy_backward, float32, LNC 2")
+def _() -> Any:
+    logits = randn(128, 4096)
+    targets = torch.randint(0, 4096, (128,), generator=torch.Generator().manual_seed(1))
+    lse = torch.logsumexp(logits, dim=1)
+    kernel = lib("experimental.loss.cross_entropy.cross_entropy_backward")
+    got = simulate(kernel, logits.clone(), targets.to(torch.int32), lse, lnc=2, reduction="mean", inplace=False, **ce_options())
+    want = lib("experimental.loss.cross_entropy_torch.cross_entropy_backward_torch_ref")(logits, targets)
+    return got, want, 1e-4, 1e-6
+
+
+@case("nki-library", "dynamic_elementwise_add, bfloat16")
+def _() -> Any:
+    a, b = randn(256, 1024, dtype=torch.bfloat16), randn(256, 1024, seed=1, dtype=torch.bfloat16)
+    count = torch.tensor([[2]], dtype=torch.int32)
+    got = simulate(lib("experimental.dynamic_shapes.dynamic_elementwise_add.dynamic_elementwise_add"), a, b, count)
+    reference = lib("experimental.dynamic_shapes.dynamic_elementwise_add_torch.dynamic_elementwise_add_torch_ref")
+    return got, reference(a, b), 1e-2, 1e-3
+
+
+@case("nki-library", "topk_reduce, bfloat16, LNC 2")
+def _() -> Any:
+    tokens, k, h, ranks = 8, 4, 2880, 8
+    rows = torch.full((ranks * tokens, h + 2), -1.0, dtype=torch.bfloat16)
+    values = randn(tokens * k, h, dtype=torch.bfloat16)
+    ids = torch.arange(tokens, dtype=torch.int32).repeat_interleave(k).reshape(-1, 1).view(torch.bfloat16)
+    at = torch.randperm(ranks * tokens, generator=torch.Generator().manual_seed(0))[: tokens * k]
+    rows[at] = torch.cat([values, ids], dim=1)
+    got = simulate(lib("experimental.collectives.topk_reduce.topk_reduce"), rows, T=tokens, K=k, lnc=2)
+    return got, lib("experimental.collectives.topk_reduce_torch.topk_reduce_torch_ref")(rows, tokens, k), 5e-2, 5e-2
+
+
+# -- nki-library: attention and projections --------------------------------------------------------------------------
+
+
+@case("nki-library", "attention_cte, causal, bfloat16, LNC 2")
+def _() -> Any:
+    q, k, v = (randn(2, 128, 512, seed=i, dtype=torch.bfloat16) for i in range(3))
+    q, v = q.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+    arguments = dict(scale=128**-0.5, causal_mask=True, tp_q=True, tp_k=False, tp_out=False)
+    got = simulate(lib("core.attention.attention_cte.attention_cte"), q, k, v, lnc=2, **arguments)
+    return got, lib("core.attention.attention_cte_torch.attention_cte_torch_ref")(q, k, v, **arguments), 2e-2, 2e-2
+
+
+def attention_bwd(dtype: torch.dtype, lnc: int) -> Any:
+    q, k, v, dy = (randn(1, 2, 64, 512, seed=i, dtype=dtype) for i in range(4))
+    module = "core.attention.attention_bwd_torch"
+    o, lse, _ = lib(f"{module}.compute_o_lse")(q, k, v, True, True)
+    inputs = (q, k, v, o.to(dtype), dy, lse.float())
+    got = simulate(lib("core.attention.attention_bwd.attention_bwd"), *inputs, use_causal_mask=True, mixed_precision=True, lnc=lnc)
+    want = lib(f"{module}.attention_bwd_torch_ref")(*inputs, use_causal_mask=True, mixed_precision=True)
+    return got, want, 2e-2, 2e-2 if dtype is torch.bfloat16 else 1e-4
+
+
+@case("nki-library", "attention_bwd, causal, float32, LNC 1")
+def _() -> Any:
+    return attention_bwd(torch.float32, 1)
+
+
+@case("nki-library", "attention_bwd, causal, bfloat16, LNC 2")
+def _() -> Any:
+    return attention_bwd(torch.bfloat16, 2)
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    source: str
+    name: str
+    status: str
+    detail: str
+    seconds: float
+
+
+def flatten(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from flatten(item)
+    elif value is not None:
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value.astype(np.float64))
+        yield value.detach().double()
+
+
+def compare(got: Any, want: Any, rtol: float, atol: float) -> tuple[str, str]:
+    a, b = list(flatten(got)), list(flatten(want))
+    if len(a) != len(b):
+        return "FAIL", f"{len(a)} outputs, {len(b)} in the reference"
+    worst = 0.0
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x.numel() != y.numel():
+            return "FAIL", f"output {i}: shape {tuple(x.shape)}, {tuple(y.shape)} in the reference"
+        error = (x.reshape(-1) - y.reshape(-1)).abs()
+        if not torch.isfinite(error).all():
+            return "FAIL", f"output {i}: {int((~torch.isfinite(error)).sum())} values are not finite"
+        worst = max(worst, float(error.max()))
+        outside = error > atol + rtol * y.reshape(-1).abs()
+        if outside.any():
+            return "FAIL", f"output {i}: {int(outside.sum())} of {x.numel()} values differ, by up to {float(error.max()):.3g}"
+    return "ok", f"max |difference| {worst:.3g} (rtol {rtol:g}, atol {atol:g})"
+
+
+def run(source: str, name: str, function: Case) -> Result:
+    start = time.perf_counter()
+    try:
+        with redirect_stdout(StringIO()):
+            status, detail = compare(*function())
+    except Exception as error:
+        status, detail = "FAIL", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if os.environ.get("TRACEBACK"):
+            import traceback
+
+            traceback.print_exc()
+    return Result(source, name, status, detail, time.perf_counter() - start)
+
+
+def commit(path: Path) -> str:
+    done = subprocess.run(["git", "-C", str(path), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()[:12] or "unknown commit"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nki-library", type=Path)
+    parser.add_argument("--nki-samples", type=Path)
+    parser.add_argument("--sdk", type=Path)
+    parser.add_argument("--only", default="", help="run the kernels whose name contains this text")
+    options = parser.parse_args()
+    os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    logging.disable(logging.CRITICAL)
+    nki_emulator.install(force=True)
+    roots = {"nki-library": options.nki_library, "nki-samples": options.nki_samples, "aws-neuron-sdk": options.sdk}
+    for source, below in (("nki-library", "src"), ("nki-samples", "src"), ("aws-neuron-sdk", ".")):
+        if roots[source]:
+            print(f"{source} {commit(roots[source])}")
+            sys.path.insert(0, str(roots[source] / below))
+    failed = 0
+    for source, name, function in CASES:
+        if roots[source] is None or options.only not in name:
+            continue
+        result = run(source, name, function)
+        failed += result.status != "ok"
+        print(f"{result.status:5s} {result.seconds:6.1f} s  {result.source}: {result.name}: {result.detail}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
