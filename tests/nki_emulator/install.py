@@ -46,12 +46,17 @@ def install(*, force: bool = False) -> ModuleType:
             "dma_engine",
         )
     }
+    annotations = {"tensor": language.NkiTensor, "mutable_tensor": language.NkiTensor}
     modules = {
         "nki.language": nl,
         "nki.isa": isa,
         "nki.isa.constants": _module("nki.isa.constants", **constants),
-        "nki.typing": _module("nki.typing", tensor=language.NkiTensor, mutable_tensor=language.NkiTensor),
+        "nki.typing": _module("nki.typing", **annotations),
         "nki.collectives": collectives,
+        # The name of NKI before 0.3; one module of nki-library still imports its annotations from there.
+        "neuronxcc": _module("neuronxcc", __path__=[]),
+        "neuronxcc.nki": _module("neuronxcc.nki", __path__=[]),
+        "neuronxcc.nki.typing": _module("neuronxcc.nki.typing", **annotations),
     }
     nki = _module("nki", jit=launch.jit, simulate=launch.simulate, __emulated__=True, __path__=[])
     # Names that only annotations of public kernels use; AWS's front end does not evaluate annotations.
@@ -62,5 +67,6 @@ def install(*, force: bool = False) -> ModuleType:
     for name, module in modules.items():
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
-        setattr(sys.modules[parent], child, module)
+        if parent:
+            setattr(sys.modules[parent], child, module)
     return nki

@@ -46,7 +46,7 @@ def _initializer(fields: tuple[str, ...]) -> Any:
         if len(args) > len(fields) or not set(kwargs) <= set(fields):
             raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
         for name, value in (*zip(fields, args, strict=False), *kwargs.items()):
-            setattr(self, name, value)
+            object.__setattr__(self, name, value)  # frozen dataclasses too
         if hasattr(self, "__post_init__"):
             self.__post_init__()
 
