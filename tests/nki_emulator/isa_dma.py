@@ -117,6 +117,7 @@ def dma_copy(
     if dst.size != src.size:
         fail("nisa.dma_copy", f"src {src!r} has {src.size} elements, dst {dst!r} {dst.size}")
     _check_dge("dma_copy", dge_mode, engine, dst, src)
+    _check_index("dma_copy", dst=dst, src=src)
     values, inside = gather(src, "nisa.dma_copy: src", oob_mode)
     if src.dtype is not dst.dtype and src.dtype.np != dst.dtype.np:
         if dge_mode.name == "hwdge":
@@ -130,6 +131,17 @@ def dma_copy(
         dst.array("nisa.dma_copy: dst").reshape(values.shape)[inside] = values[inside]
     _count(core, "dma_copy", dst, src)
     return ISSUED
+
+
+def _check_index(instruction: str, **tensors: NkiTensor) -> None:
+    """One row index per partition: (P, 1), as many as the view has rows."""
+    for name, tensor in tensors.items():
+        by = tensor.indirect_by
+        if by is not None and by.vector and by.index.shape != (tensor.shape[0], 1):
+            fail(
+                f"nisa.{instruction}: {name}",
+                f"vector_offset {by.index!r} must have shape ({tensor.shape[0]}, 1), one index per row of {tensor!r}",
+            )
 
 
 def _check_dge(instruction: str, mode: dge_mode, on: engine, *tensors: NkiTensor) -> None:
@@ -253,6 +265,7 @@ def dma_compute(
         fail(f"{where}: scales", f"{scales}; only 1.0 is supported")
     indirect = [t for t in (dst, *srcs) if t.is_indirect()]
     if indirect:
+        _check_index("dma_compute", dst=dst, **{f"srcs[{i}]": t for i, t in enumerate(srcs)})
         if len(srcs) != 2:
             fail(f"{where}: srcs", f"{len(srcs)} tensors; read-modify-write with a vector_offset takes exactly 2")
         if not unique_indices:

@@ -215,6 +215,12 @@ def scalar_step(
             return run(x)
         if operand is None:
             fail(f"nisa.{instruction}: {label}", f"missing; {op!r} takes two operands")
+        # The documentation says float32; AWS's own kernels also pass bfloat16. Integers are refused.
+        if isinstance(operand, NkiTensor) and not operand.dtype.is_float:
+            fail(
+                f"nisa.{instruction}: {label}",
+                f"{operand!r}: the operand of an arithmetic operator must be a float type",
+            )
         value = scalar_operand(core, instruction, label, operand, x.shape[0])
         return np.asarray(run(value, x) if reverse else run(x, value), np.float32)
 
