@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 MIN_II = 64
 # GpSimd's iota and affine_select: about 150 + N (OLD).
 GPSIMD_PATTERN_FIXED = 150
+# "If the most-minor F dimension stride exceeds 16 bytes, the achievable bandwidth [...] will be cut in half" (ARCH1).
+FULL_BANDWIDTH_STRIDE = 16
+LARGE_STRIDE_FACTOR = 2
 # Clock in GHz (ARCH2, trainium3_arch.rst).
 CLOCK_GHZ = {
     2: {"tensor": 2.8, "vector": 0.96, "scalar": 1.4, "gpsimd": 1.4},
@@ -106,8 +109,9 @@ def tensor_tensor(n: int, psum_inputs: int, all_16_bit_sbuf: bool) -> float:
 
 
 def fast_copy(n: int, *, all_16_bit: bool, all_sbuf: bool, contiguous: bool) -> float:
-    """Vector tensor_copy and tensor_scalar. Fast modes (ARCH2, from NeuronCore-v3): a quarter of N where input and
-    output are 16-bit floats, contiguous and both in SBUF; half where one of the last two does not hold."""
+    """Vector tensor_copy and tensor_scalar. Performance mode (ARCH2, from NeuronCore-v3): a quarter of N where input
+    and output are 16-bit floats, contiguous in the innermost dimension and both in SBUF; half where one of the last
+    two does not hold."""
     if not all_16_bit or not (all_sbuf or contiguous):
         return max(MIN_II, n)
     return max(MIN_II, n / (4 if all_sbuf and contiguous else 2))
