@@ -39,6 +39,7 @@ class CoreReport:
         cycles: cycles by engine, of that engine's clock; none for the DMA engines.
         cycles_by_name: cycles by (engine, instruction).
         dma_bytes: bytes moved by DMA by direction: "hbm_read", "hbm_write", "on_chip" (neither side in HBM).
+        dma_bytes_by_name: the same by (instruction, direction).
         descriptor_bytes: DMA bytes by descriptor size, the contiguous bytes one descriptor moves.
         sbuf_peak_bytes: largest number of bytes per partition that are between first and last use at one time.
         psum_peak_bytes: same for PSUM.
@@ -50,6 +51,7 @@ class CoreReport:
     cycles: Counter[str] = field(default_factory=Counter)
     cycles_by_name: Counter[tuple[str, str]] = field(default_factory=Counter)
     dma_bytes: Counter[str] = field(default_factory=Counter)
+    dma_bytes_by_name: Counter[tuple[str, str]] = field(default_factory=Counter)
     descriptor_bytes: Counter[int] = field(default_factory=Counter)
     sbuf_peak_bytes: int = 0
     psum_peak_bytes: int = 0
@@ -60,16 +62,17 @@ class CoreReport:
         self.cycles[engine] += round(cycles)
         self.cycles_by_name[engine, name] += round(cycles)
 
-    def add_dma(self, name: str, size: int, from_hbm: bool, to_hbm: bool, descriptor: int) -> None:
+    def add_dma(self, name: str, read: int, written: int, from_hbm: bool, to_hbm: bool, descriptor: int) -> None:
+        """Count a transfer that reads `read` bytes and writes `written`, which differ where it converts."""
         self.instructions["dma"] += 1
         self.by_name["dma", name] += 1
-        if from_hbm:
-            self.dma_bytes["hbm_read"] += size
-        if to_hbm:
-            self.dma_bytes["hbm_write"] += size
-        if not from_hbm and not to_hbm:
-            self.dma_bytes["on_chip"] += size
-        self.descriptor_bytes[descriptor] += size
+        directions = {"hbm_read": read if from_hbm else 0, "hbm_write": written if to_hbm else 0}
+        directions["on_chip"] = 0 if from_hbm or to_hbm else read
+        for direction, size in directions.items():
+            if size:
+                self.dma_bytes[direction] += size
+                self.dma_bytes_by_name[name, direction] += size
+        self.descriptor_bytes[descriptor] += read
 
     @property
     def hbm_bytes(self) -> int:

@@ -1,6 +1,8 @@
 # ruff: noqa: E501  a row of the table is one line
 """Counts: cycles by the documented cost model, DMA bytes, descriptor sizes, memory in use. Worked out by hand."""
 
+import weakref
+
 import ml_dtypes
 import nki_emulator
 import numpy as np
@@ -93,6 +95,17 @@ def test_dma_bytes_and_descriptors():
     assert core.instructions["dma"] == 2
 
 
+def test_a_conversion_counts_each_side_by_its_own_type():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=BF16, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, load(x))
+
+    run(kernel, np.zeros((128, 64), np.float32))
+    core = nki_emulator.last_report().cores[0]
+    assert core.dma_bytes == {"hbm_read": 128 * 64 * 4, "hbm_write": 128 * 64 * 2}
+    assert core.dma_bytes_by_name["dma_copy", "hbm_write"] == 128 * 64 * 2
+
+
 def test_descriptors_shrink_to_what_is_contiguous_on_both_sides():
     def kernel(x):
         tile = nl.ndarray((128, 8, 64), dtype=x.dtype, buffer=nl.sbuf)
@@ -128,6 +141,15 @@ def test_memory_in_use_counts_first_to_last_use():
 
     run(kernel)
     assert nki_emulator.last_report().cores[0].sbuf_peak_bytes == 4000
+
+
+def test_tiles_are_freed_when_nothing_holds_them():
+    def kernel(x):
+        seen = []
+        nl.fori_loop(0, 3, lambda i: seen.append(weakref.ref(sb(1, 8).storage)))
+        assert all(tile() is None for tile in seen)
+
+    run(kernel, np.zeros((1, 1), np.float32))
 
 
 def test_engine_time_uses_the_clock():
