@@ -55,6 +55,35 @@ class Group:
         self.shared: list[Storage] = []
         self.barriers: list[list[Storage]] = [[] for _ in range(size)]
         self.mail: dict[tuple[int, int, int], list[Any]] = {}
+        self.writers: dict[int, Storage] = {}
+        self.written: list[Storage] = []
+
+    def writer_marks(self, tensor: NkiTensor, *, make: bool) -> NkiTensor | None:
+        """The view of a tensor's marks: for each element the core that wrote it last and between which barriers.
+
+        None where there are none: at LNC 1, in private memory, for views of another type, and, unless `make`, for
+        tensors not written so far.
+        """
+        storage = tensor.storage
+        if self.size == 1 or storage.buffer is not MemoryRegion.shared_hbm or tensor.dtype.itemsize != storage.itemsize:
+            return None
+        marks = self.writers.get(id(storage))
+        if marks is None:
+            if not make:
+                return None
+            elements = storage.row_bytes // storage.itemsize
+            marks = Storage(storage.buffer, np.zeros(2 * elements, np.uint8), 2 * elements, storage.name)
+            self.writers[id(storage)] = marks
+            self.written.append(storage)  # so that its id stays its own
+        return NkiTensor(
+            tensor.shape, "uint16", marks, tensor.buffer, tensor.name, strides=tensor.strides, offset=tensor.offset,
+            indirect=tensor.indirect_by,
+        )  # fmt: skip
+
+    def mark(self, core: int, barriers: int | None = None) -> int:
+        """What `core` writes into marks after its `barriers`-th barrier, by default the last it reached."""
+        passed = len(self.barriers[core]) if barriers is None else barriers
+        return (2 * passed + core + 1) % 2**16
 
     def wait_turn(self, core: int) -> None:
         with self.condition:
@@ -319,7 +348,7 @@ class _Arguments:
             if array.flags.writeable:
                 self.copy_back.append((array, flat))
         data = flat.view(np.uint8) if flat.size else np.zeros(0, np.uint8)
-        storage = Storage(MemoryRegion.shared_hbm, data, data.size, name)
+        storage = Storage(MemoryRegion.shared_hbm, data, data.size, name, itemsize=dtype.itemsize)
         return NkiTensor(shape, dtype, storage, MemoryRegion.shared_hbm, name, strides=contiguous_strides(shape))
 
     def finish(self) -> None:
