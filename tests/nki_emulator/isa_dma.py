@@ -126,7 +126,6 @@ def dma_copy(
     dge_mode: dge_mode = dge_mode.unknown,
     engine: engine = engine.unknown,
     name: str | None = None,
-    **removed: Any,
 ) -> NkiInstruction:
     """dst = src between HBM and SBUF; a type change goes through float32."""
     core = begin("dma_copy")
