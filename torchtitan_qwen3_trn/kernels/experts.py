@@ -298,5 +298,6 @@ experts = Operator(
     kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_kernel",
     save=_save,
     gradient=_gradient,
+    backward=(experts_input_gradient, experts_weight_gradients),
     limits=LIMITS,
 )

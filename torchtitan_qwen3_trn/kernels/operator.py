@@ -55,7 +55,10 @@ class Operator:
         save: called as ``save(ctx, inputs, output)`` in forward to store what ``gradient`` needs; ``None`` with
             ``gradient`` for an operator without derivative, such as a backward operator.
         gradient: called as ``gradient(ctx, *output_gradients)``, returns one gradient or ``None`` per argument.
+        backward: operators that ``gradient`` calls; they are prepared together with this one.
         limits: what the kernel demands of sizes.
+        launch: called as ``launch(kernel, *args)`` where the kernel's own arguments or layout differ from the
+            reference's; ``kernel`` already knows on how many cores it runs.
     """
 
     def __init__(
@@ -67,12 +70,16 @@ class Operator:
         kernel: str,
         save: Callable[..., None] | None = None,
         gradient: Callable[..., Any] | None = None,
+        backward: tuple[Operator, ...] = (),
         limits: tuple[Limit, ...] = (),
+        launch: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name
         self.reference = reference
         self.kernel = kernel
+        self.backward = backward
         self.limits = limits
+        self.launch = launch or _launch
         self._complete = functools.partial(_complete, fake=fake, save=save, gradient=gradient)
         self._portable = self._complete(torch.library.custom_op(name, reference, mutates_args=()))
         self._neuron: Callable[..., Any] | None = None
@@ -90,28 +97,33 @@ class Operator:
         return self._neuron(*args)  # type: ignore[misc]
 
     def prepare(self, *, fall_back: bool = False) -> None:
-        """Import the kernel and register it with torch-neuronx; nothing to do a second time.
+        """Import the kernels of this operator and its backward and register them; nothing to do a second time.
 
         Args:
-            fall_back: on failure use the reference on Neuron too, and log the reason once.
+            fall_back: on failure use the references on Neuron too, forward and backward, and log the reason once.
 
         Raises:
             KernelUnavailableError: naming the kernel and what is missing, unless ``fall_back``.
         """
-        if self._neuron is not None:
-            return
+        family = [operator for operator in (self, *self.backward) if operator._neuron is None]
         try:
-            self._neuron = self._complete(_register_with_neuron(self))
+            kernels = [operator._complete(_register_with_neuron(operator)) for operator in family]
         except KernelUnavailableError as error:
             if not fall_back:
                 raise
             logger.warning("%s runs as PyTorch operators on Neuron: %s", self.name, error)
-            self._neuron = self._portable
+            kernels = [operator._portable for operator in family]
+        for operator, kernel in zip(family, kernels, strict=True):
+            operator._neuron = kernel
 
 
 def logical_core_size() -> int:
     """Physical cores per logical core (LNC): ``NEURON_LOGICAL_NC_CONFIG``, or 2, the default of Trn2 and Trn3."""
     return int(os.environ.get(_LOGICAL_CORE_SIZE, "2"))
+
+
+def _launch(kernel: Callable[..., Any], *args: Any) -> Any:
+    return kernel(*(arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args))
 
 
 def _complete(
@@ -138,7 +150,6 @@ def _register_with_neuron(operator: Operator) -> torch.library.CustomOpDef:
     @functools.wraps(operator.reference)  # nki_op reads the schema from the signature
     def launch(*args: Any) -> Any:
         cores = logical_core_size()
-        grid = kernel[cores] if cores > 1 else kernel
-        return grid(*(arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args))
+        return operator.launch(kernel[cores] if cores > 1 else kernel, *args)
 
     return nki_op(f"{operator.name}_nki", mutates_args=())(launch)

@@ -178,5 +178,6 @@ qk_norm_rope = Operator(
     kernel="torchtitan_qwen3_trn.kernels.nki_qk_norm_rope:qk_norm_rope_kernel",
     save=_save,
     gradient=_gradient,
+    backward=(qk_norm_rope_backward,),
     limits=LIMITS,
 )

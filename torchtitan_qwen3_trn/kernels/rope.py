@@ -20,7 +20,7 @@ import torch
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 
-__all__ = ["rope", "rope_backward"]
+__all__ = ["rope", "rope_backward", "rope_fake"]
 
 LIMITS = (
     Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),
@@ -75,7 +75,10 @@ def _rotate_back(dy_BLNH: torch.Tensor, cos_bL1E: torch.Tensor, sin_bL1E: torch.
     return torch.cat((new_low_BLNE.to(dy_BLNH.dtype), new_high_BLNE.to(dy_BLNH.dtype)), dim=-1)
 
 
-def _fake(q_BLNH: torch.Tensor, k_BLMH: torch.Tensor, cos_sin_bLH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_fake(
+    q_BLNH: torch.Tensor, k_BLMH: torch.Tensor, cos_sin_bLH: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty tensors like the results of both operators."""
     return q_BLNH.new_empty(q_BLNH.shape), k_BLMH.new_empty(k_BLMH.shape)
 
 
@@ -92,7 +95,7 @@ def _gradient(ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor) -> tuple[t
 rope_backward = Operator(
     name="torchtitan_qwen3_trn::rope_backward",
     reference=_rope_backward,
-    fake=_fake,
+    fake=rope_fake,
     kernel="torchtitan_qwen3_trn.kernels.nki_rope:rope_backward_kernel",
     limits=LIMITS,
 )
@@ -100,9 +103,10 @@ rope_backward = Operator(
 rope = Operator(
     name="torchtitan_qwen3_trn::rope",
     reference=_rope,
-    fake=_fake,
+    fake=rope_fake,
     kernel="torchtitan_qwen3_trn.kernels.nki_rope:rope_kernel",
     save=_save,
     gradient=_gradient,
+    backward=(rope_backward,),
     limits=LIMITS,
 )
