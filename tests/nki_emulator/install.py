@@ -1,0 +1,63 @@
+"""Making `import nki` find the emulator, unless AWS's package is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+from . import collectives, isa, isa_common, language, language_math, launch, ops
+
+
+def _module(name: str, **members: Any) -> ModuleType:
+    module = ModuleType(name, f"Emulated {name}.")
+    module.__dict__.update(members)
+    return module
+
+
+def install(*, force: bool = False) -> ModuleType:
+    """Provide `nki`, `nki.language`, `nki.isa`, `nki.typing` and `nki.collectives` to import.
+
+    Where AWS's `nki` is installed it is returned unchanged and `nki.simulate` is AWS's own, unless `force`.
+
+    Returns:
+        The module `nki`.
+    """
+    present = sys.modules.get("nki")
+    if present is not None and getattr(present, "__emulated__", False):
+        return present
+    if not force and importlib.util.find_spec("nki") is not None:
+        import nki
+
+        return nki
+    math = {n: f for n, f in vars(language_math).items() if getattr(f, "__module__", None) == language_math.__name__}
+    members = {n: v for n, v in vars(language).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
+    nl = _module("nki.language", **members, **ops.ALL, **{n: f for n, f in math.items() if not n.startswith("_")})
+    constants = {
+        name: getattr(isa_common, name)
+        for name in (
+            "engine",
+            "reduce_cmd",
+            "dge_mode",
+            "oob_mode",
+            "matmul_perf_mode",
+            "nc_version",
+            "dma_engine",
+        )
+    }
+    modules = {
+        "nki.language": nl,
+        "nki.isa": isa,
+        "nki.isa.constants": _module("nki.isa.constants", **constants),
+        "nki.typing": _module("nki.typing", tensor=language.NkiTensor, mutable_tensor=language.NkiTensor),
+        "nki.collectives": collectives,
+    }
+    nki = _module("nki", jit=launch.jit, simulate=launch.simulate, __emulated__=True, __path__=[])
+    isa.__path__ = []  # `nki.isa.constants` is imported as a submodule
+    sys.modules["nki"] = nki
+    for name, module in modules.items():
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        setattr(sys.modules[parent], child, module)
+    return nki
