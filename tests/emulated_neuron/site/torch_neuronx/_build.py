@@ -35,7 +35,9 @@ def extension() -> ModuleType:
 def _cache() -> Path:
     versions = (_SOURCE.read_text(), torch.__version__, sys.version)
     key = hashlib.sha256("".join(versions).encode()).hexdigest()[:16]
-    root = os.environ.get("EMULATED_NEURON_CACHE") or os.path.join(tempfile.gettempdir(), f"emulated-neuron-{os.getuid()}")
+    root = os.environ.get("EMULATED_NEURON_CACHE") or os.path.join(
+        tempfile.gettempdir(), f"emulated-neuron-{os.getuid()}"
+    )
     folder = Path(root) / key
     folder.mkdir(parents=True, exist_ok=True)
     return folder
