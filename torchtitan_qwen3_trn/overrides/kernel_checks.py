@@ -1,0 +1,68 @@
+"""A job's sizes against what the kernels demand, and whether the kernels are there at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.qwen3.model import Qwen3Model
+
+from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.kernels.limits import JobSize, violations
+from torchtitan_qwen3_trn.kernels.operator import KernelUnavailableError, Operator, logical_core_size
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.hooks import Machine
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+__all__ = ["attention_sizes", "check_kernel", "expert_sizes"]
+
+
+def check_kernel(
+    operator: Operator, sizes: dict[str, JobSize], machine: Machine, *, plugin: str, provider: str
+) -> list[Problem]:
+    """On Neuron: import the kernels and compare the sizes with their limits; elsewhere the reference takes any size.
+
+    Args:
+        operator: the operator in use.
+        sizes: see `violations`.
+        machine: where the job runs.
+        plugin: name of the plugin, for messages.
+        provider: its option; ``auto`` falls back to PyTorch operators when the kernel cannot be imported.
+    """
+    if machine.device_type != "neuron":
+        return []
+    try:
+        operator.prepare(fall_back=provider == "auto")
+    except KernelUnavailableError as error:
+        fix = f'install what is missing, set it to "auto", or disable the plugin {plugin}'
+        return [Problem(f"plugins.{plugin}.provider", f"{provider!r}: {error}", fix)]
+    return violations(operator.name, operator.limits, sizes, cores=logical_core_size())
+
+
+def attention_sizes(config: PluginTrainer.Config) -> dict[str, JobSize]:
+    """Sequence length and head dimension of the job."""
+    attention = cast(GQAttention.Config, _model(config).first_attention)
+    head_dim = attention.head_dim or attention.dim // attention.n_heads
+    return {
+        "L": JobSize("training.seq_len", config.training.seq_len),
+        "H": JobSize("model.head_dim", head_dim),
+    }
+
+
+def expert_sizes(config: PluginTrainer.Config, *, block_rows: int) -> dict[str, JobSize]:
+    """Model, expert and block dimensions of the job, as one rank holds them."""
+    experts = next(layer.moe.routed_experts.inner_experts for layer in _model(config).layers if layer.moe is not None)
+    degrees = config.parallelism
+    shards = degrees.tensor_parallel_degree if degrees.expert_parallel_degree == 1 else 1
+    return {
+        "D": JobSize("model.dim", experts.dim),
+        "F": JobSize("model.moe_hidden_dim", experts.hidden_dim // shards),
+        "S": JobSize("plugins.nki-moe.block_rows", block_rows),
+    }
+
+
+def _model(config: PluginTrainer.Config) -> Qwen3Model.Config:
+    if config.model_spec is None:
+        raise ValueError("sizes are asked for before the model is known")
+    return cast(Qwen3Model.Config, config.model_spec.model)
