@@ -344,7 +344,7 @@ class _Arguments:
         array = np.array(value.array(where))
         if self.torch is None:
             return array
-        if value.dtype.kind != "f" or array.dtype.isbuiltin:
+        if value.dtype.kind != "f" or array.dtype.isbuiltin == 1:  # ml_dtypes registers its types as 2
             return self.torch.from_numpy(array)
         bits = array.view(np.uint8 if array.dtype.itemsize == 1 else np.int16)
         return self.torch.from_numpy(bits).view(getattr(self.torch, str(value.dtype)))
