@@ -110,7 +110,11 @@ def rotate(x_PGH, out_PGH, cos_PGH, sin_PGH, low_op, high_op, on_vector):
         dst=out_PGH[:, :, :half], data1=by_cos_PGH[:, :, :half], data2=by_sin_PGH[:, :, half:], op=low_op, engine=engine
     )
     nisa.tensor_tensor(
-        dst=out_PGH[:, :, half:], data1=by_cos_PGH[:, :, half:], data2=by_sin_PGH[:, :, :half], op=high_op, engine=engine
+        dst=out_PGH[:, :, half:],
+        data1=by_cos_PGH[:, :, half:],
+        data2=by_sin_PGH[:, :, :half],
+        op=high_op,
+        engine=engine,
     )
 
 
