@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import nki_emulator
 import torch
 from torch.utils import _pytree
 
@@ -31,6 +32,7 @@ def _autoload() -> None:
     global _device
     if _device is not None:
         return
+    nki_emulator.install()
     _device = extension()
     torch.utils.rename_privateuse1_backend("neuron")
     torch._register_device_module("neuron", DeviceModule("torch.neuron"))
