@@ -267,6 +267,7 @@ def _launch_weight_gradients(kernel: Callable[..., Any], *args: torch.Tensor) ->
 
 
 def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs, *output[1:])
 
 
