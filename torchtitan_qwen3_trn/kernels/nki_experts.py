@@ -120,9 +120,7 @@ def down(h_NSF, w2_PKC, y_RD, row_NS, bounds, expert, d_start):
             h_PKT = transpose(h_TF)
             y_TC = nl.ndarray((TILE, columns), dtype=y_RD.dtype, buffer=nl.sbuf)
             for start, stop in chunks(columns, MOVING):
-                nisa.activation(
-                    dst=y_TC[:, start:stop], op=nl.copy, data=multiply_tiles(h_PKT, w2_PKC, start, stop)
-                )
+                nisa.activation(dst=y_TC[:, start:stop], op=nl.copy, data=multiply_tiles(h_PKT, w2_PKC, start, stop))
             scatter(y_RD, index, y_TC, d_start)
 
     over_blocks(bounds, expert, block)
@@ -226,7 +224,9 @@ def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NS, bounds, expert, 
                         dst=total, stationary=dg_PKT[:, k, :], moving=w1_PKC[:, k, start:stop], accumulate=k > 0
                     )
                 for k in range(tiles):
-                    nisa.nc_matmul(dst=total, stationary=du_PKT[:, k, :], moving=w3_PKC[:, k, start:stop], accumulate=True)
+                    nisa.nc_matmul(
+                        dst=total, stationary=du_PKT[:, k, :], moving=w3_PKC[:, k, start:stop], accumulate=True
+                    )
                 nisa.activation(dst=dx_TC[:, start:stop], op=nl.copy, data=total)
             scatter(dx_RD, index, dx_TC, d_start)
 
@@ -264,10 +264,10 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, first_block
             sums = sum_weight_gradients(
                 dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, d_start + start, stop - start
             )
-            columns = slice(d_start + start, d_start + stop)
-            store_tiles(dw1_EFD[expert, :, columns], sums[0], nisa.engine.scalar)
-            store_tiles(dw2_EDF[expert, columns, :], sums[1], nisa.engine.gpsimd)
-            store_tiles(dw3_EFD[expert, :, columns], sums[2], nisa.engine.scalar)
+            first, past = d_start + start, d_start + stop
+            store_tiles(dw1_EFD[expert, :, first:past], sums[0], nisa.engine.scalar)
+            store_tiles(dw2_EDF[expert, first:past, :], sums[1], nisa.engine.gpsimd)
+            store_tiles(dw3_EFD[expert, :, first:past], sums[2], nisa.engine.scalar)
     return dw1_EFD, dw2_EDF, dw3_EFD
 
 
@@ -385,7 +385,8 @@ def load_index(row_NS, block, tile):
     """Rows of one tile of a block, one per partition, (T, 1) int32."""
     index_T1 = nl.ndarray((TILE, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(
-        dst=index_T1, src=row_NS.ap(pattern=[[1, TILE], [1, 1]], offset=tile * TILE, scalar_offset=block, indirect_dim=0)
+        dst=index_T1,
+        src=row_NS.ap(pattern=[[1, TILE], [1, 1]], offset=tile * TILE, scalar_offset=block, indirect_dim=0),
     )
     return index_T1
 
@@ -414,9 +415,7 @@ def gather_or_zero(source, index_T1, start, width):
 
 def scatter(target, index_T1, tile, start):
     """Write a tile to the indexed rows of a matrix in HBM, from column ``start`` on; free slots are not written."""
-    nisa.dma_copy(
-        dst=rows_at(target, index_T1, start, tile.shape[1]), src=tile, oob_mode=nisa.oob_mode.skip
-    )
+    nisa.dma_copy(dst=rows_at(target, index_T1, start, tile.shape[1]), src=tile, oob_mode=nisa.oob_mode.skip)
 
 
 def block_rows(h_NSF, block, tile, start, width, hidden):
