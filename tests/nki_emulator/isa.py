@@ -28,7 +28,25 @@ from .isa_control import (
 )
 from .isa_dma import dma_compute, dma_copy, dma_transpose
 from .isa_scalar import activation, activation_reduce
-from .isa_tensor import nc_matmul, nc_matmul_mx, nc_transpose
+from .isa_select import (
+    bn_aggr,
+    bn_stats,
+    local_gather,
+    max8,
+    nc_find_index8,
+    nc_match_replace8,
+    nc_n_gather,
+    nc_stream_shuffle,
+    nonzero_with_count,
+    range_select,
+    select_reduce,
+    sequence_bounds,
+    tensor_copy_predicated,
+    tensor_scalar_cumulative,
+    tensor_tensor_scan,
+    topk,
+)
+from .isa_tensor import nc_matmul, nc_transpose
 from .isa_vector import (
     memset,
     reciprocal,
@@ -54,6 +72,8 @@ __all__ = [
     "activation",
     "activation_reduce",
     "affine_select",
+    "bn_aggr",
+    "bn_stats",
     "core_barrier",
     "dge_mode",
     "dma_compute",
@@ -65,13 +85,20 @@ __all__ = [
     "get_nc_version",
     "gpsimd_engine",
     "iota",
+    "local_gather",
     "matmul_perf_mode",
+    "max8",
     "memset",
+    "nc_find_index8",
+    "nc_match_replace8",
     "nc_matmul",
-    "nc_matmul_mx",
+    "nc_n_gather",
+    "nc_stream_shuffle",
     "nc_transpose",
     "nc_version",
+    "nonzero_with_count",
     "oob_mode",
+    "range_select",
     "reciprocal",
     "reduce_cmd",
     "register_alloc",
@@ -80,14 +107,39 @@ __all__ = [
     "register_store",
     "scalar_engine",
     "scalar_tensor_tensor",
+    "select_reduce",
     "sendrecv",
+    "sequence_bounds",
     "tensor_copy",
+    "tensor_copy_predicated",
     "tensor_engine",
     "tensor_partition_reduce",
     "tensor_reduce",
     "tensor_scalar",
+    "tensor_scalar_cumulative",
     "tensor_scalar_reduce",
     "tensor_tensor",
+    "tensor_tensor_scan",
+    "topk",
     "unknown_engine",
     "vector_engine",
 ]
+
+_NOT_EMULATED = {
+    "activate2": "NeuronCore-v4",
+    "dropout": "random numbers",
+    "exponential": "NeuronCore-v4",
+    "nc_matmul_mx": "NeuronCore-v4",
+    "quantize_mx": "NeuronCore-v4",
+    "rand2": "random numbers",
+    "rand_get_state": "random numbers",
+    "rand_set_state": "random numbers",
+    "rng": "random numbers",
+    "set_rng_seed": "random numbers",
+}
+
+
+def __getattr__(name: str) -> None:
+    if name in _NOT_EMULATED:
+        raise AttributeError(f"nisa.{name} exists but is not emulated ({_NOT_EMULATED[name]})")
+    raise AttributeError(f"nki.isa has no {name!r}")

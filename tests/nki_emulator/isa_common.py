@@ -1,9 +1,10 @@
 """What every instruction shares: operand checks, reading and writing tiles, issuing to an engine."""
 
+# ruff: noqa: N801  AWS's names
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -72,6 +73,19 @@ class nc_version(Enum):
 class dma_engine(Enum):
     dma = 1
     gpsimd_dma = 2
+
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def choose(where: str, kind: type[Choice], value: Any) -> Choice:
+    """A member of an enumeration; its number is taken too, as NKI 0.3 did."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        fail(where, f"{value!r} is not one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}")
 
 
 class NkiInstruction(NKIObject):
@@ -185,6 +199,7 @@ def no_psum(instruction: str, on: str, **operands: Any) -> None:
 
 def pick_engine(instruction: str, chosen: engine, *allowed: engine) -> engine:
     """The requested engine, or the first allowed one when the compiler may choose."""
+    chosen = choose(f"nisa.{instruction}: engine", engine, chosen)
     if chosen is engine.unknown:
         return allowed[0]
     if chosen not in allowed:

@@ -90,13 +90,13 @@ def _activation(
     if command.name == "load_reduce":
         fail(f"{where}: reduce_cmd", "load_reduce is not possible; idle, reset, reduce and reset_reduce are")
     if command.name != "idle" or reduce_res is not None:
-        if command.name in ("reduce", "reset_reduce"):
-            if reduce_op is None or as_op(reduce_op, f"{where}: reduce_op") is not add:
-                fail(f"{where}: reduce_op", f"{reduce_op!r}; only nl.add is possible")
+        sums = command.name in ("reduce", "reset_reduce")
+        if sums and (reduce_op is None or as_op(reduce_op, f"{where}: reduce_op") is not add):
+            fail(f"{where}: reduce_op", f"{reduce_op!r}; only nl.add is possible")
         registers = core.scalar_accumulator[:p]
         if command.name in ("reset", "reset_reduce"):
             registers[:] = 0
-        if command.name in ("reduce", "reset_reduce"):
+        if sums:
             registers += result.sum(axis=1, dtype=np.float32)
     end(core, engine.scalar, instruction, cost.streaming(dst.per_partition))
     if reduce_res is not None:

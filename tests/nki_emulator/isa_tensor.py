@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from . import cost
@@ -27,7 +25,7 @@ from .isa_common import (
 from .memory import MemoryRegion, PsumState
 from .views import NkiTensor
 
-_INPUTS = {float8_e4m3, float8_e4m3fn, None, bfloat16, float16, tfloat32, float32} | FP8
+_INPUTS = FP8 | {bfloat16, float16, tfloat32, float32}
 MOVING_MAX = 512
 STATIONARY_MAX = 128
 
@@ -183,7 +181,3 @@ def nc_transpose(
     write(dst, read(data, f"{where}: data").reshape(p, f).T, f"{where}: dst", state)
     cycles = cost.pe_transpose(p, f, is_fp32(data.dtype)) if on == "tensor" else cost.streaming(f)
     return end(core, on, "nc_transpose", cycles)
-
-
-def nc_matmul_mx(*_: Any, **__: Any) -> NkiInstruction:
-    fail("nisa.nc_matmul_mx", "needs NeuronCore-v4 and is not emulated")

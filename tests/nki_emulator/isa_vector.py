@@ -215,6 +215,12 @@ def scalar_step(
             return run(x)
         if operand is None:
             fail(f"nisa.{instruction}: {label}", f"missing; {op!r} takes two operands")
+        # The documentation says float32; AWS's own kernels also pass bfloat16. Integers are refused.
+        if isinstance(operand, NkiTensor) and not operand.dtype.is_float:
+            fail(
+                f"nisa.{instruction}: {label}",
+                f"{operand!r}: the operand of an arithmetic operator must be a float type",
+            )
         value = scalar_operand(core, instruction, label, operand, x.shape[0])
         return np.asarray(run(value, x) if reverse else run(x, value), np.float32)
 
@@ -331,7 +337,8 @@ def vector_accumulate(
     p = rows.shape[0]
     registers = core.vector_accumulator[:p]
     run = op.arithmetic
-    assert run is not None and op.identity is not None
+    assert run is not None
+    assert op.identity is not None
     if command.name in ("reset", "reset_reduce"):
         registers[:] = op.identity
     elif command.name == "load_reduce":

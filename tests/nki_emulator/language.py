@@ -1,4 +1,8 @@
-"""The module `nki.language`: types, buffers, tensors, loops, and the operators called on tiles."""
+# ruff: noqa: F401  re-exports
+"""The core of `nki.language`: types, buffers, tensors, loops, and calling an operator on tiles.
+
+`install` puts the operators (`ops`) and the maths (`language_math`) beside these, under the names AWS gives them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,6 @@ from .dtypes import (
 from .errors import fail
 from .isa_common import VirtualRegister, write
 from .memory import HBM, ON_CHIP, MemoryRegion
-from .ops import *  # noqa: F403
 from .ops import Op
 from .views import NKIObject, NkiTensor, ds
 
@@ -277,14 +280,3 @@ def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
     else:
         isa.tensor_scalar(out, y, op, x, reverse0=True)
     return out
-
-
-sigmoid = ops.sigmoid_
-
-__all__ = [name for name in dir() if not name.startswith("_")]
-
-_TYPES: tuple[DType, ...] = (
-    bool_, int8, int16, int32, uint8, uint16, uint32, float16, bfloat16, tfloat32, float32, float8_e4m3, float8_e4m3fn,
-    float8_e5m2, float8_e8m0fnu, float8_e5m2_x4, float8_e4m3fn_x4, float4_e2m1fn_x4,
-)  # fmt: skip
-assert ds is not None

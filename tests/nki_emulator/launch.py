@@ -18,7 +18,7 @@ import numpy as np
 from . import memory
 from .cost import CoreReport, Report
 from .dtypes import DType, as_dtype
-from .errors import NkiValidationError, fail
+from .errors import fail
 from .memory import MemoryRegion, Storage
 from .views import NkiTensor, contiguous_strides
 
@@ -36,7 +36,7 @@ def generation() -> int:
     return _TARGETS[target]
 
 
-class _Aborted(Exception):
+class _AbortedError(Exception):
     """The other core failed; this one stops without a message of its own."""
 
 
@@ -60,7 +60,7 @@ class Group:
         with self.condition:
             self.condition.wait_for(lambda: self.turn == core or self.failed)
             if self.failed:
-                raise _Aborted
+                raise _AbortedError
 
     def wait_until(self, core: int, ready: Callable[[], bool], what: str) -> None:
         """Let the other core run until `ready()`; two cores waiting for ever is an error here, a hang on hardware."""
@@ -161,7 +161,7 @@ class Core:
         if storage.row_bytes != size * dtype.itemsize or storage.name != name:
             fail(
                 where,
-                f"core {self.rank} allocates {name!r} {shape} {dtype} as shared tensor {position}, where the other core "
+                f"core {self.rank} allocates {name!r} {shape} {dtype} as shared tensor {position}; the other core "
                 f"allocated {storage.name!r} of {storage.row_bytes} bytes; both cores must allocate the same",
             )
         return storage
@@ -344,7 +344,7 @@ class _Arguments:
         array = np.array(value.array(where))
         if self.torch is None:
             return array
-        if value.dtype.kind != "f" or array.dtype.isbuiltin == 1:  # ml_dtypes registers its types as 2
+        if array.dtype.isbuiltin == 1:
             return self.torch.from_numpy(array)
         bits = array.view(np.uint8 if array.dtype.itemsize == 1 else np.int16)
         return self.torch.from_numpy(bits).view(getattr(self.torch, str(value.dtype)))
@@ -369,7 +369,7 @@ def run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], first_cor
             results[rank] = kernel.func(*args, **kwargs)
             cores[rank].close()
             group.finish(rank)
-        except _Aborted:
+        except _AbortedError:
             pass
         except BaseException as error:  # re-raised by the caller's thread below
             errors.append(error)
@@ -388,9 +388,7 @@ def run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], first_cor
     if errors:
         raise errors[0]
     if kernel.lnc == 2 and len(group.barriers[0]) != len(group.barriers[1]):
-        raise NkiValidationError(
-            f"{where}: core 0 passes {len(group.barriers[0])} barriers, core 1 {len(group.barriers[1])}"
-        )
+        fail(where, f"core 0 passes {len(group.barriers[0])} barriers, core 1 {len(group.barriers[1])}")
     arguments.finish()
     _last = Report([core.report for core in cores])
     for report in _reports:

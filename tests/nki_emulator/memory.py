@@ -114,7 +114,6 @@ class AddressedMemory:
         self.data = np.empty(PARTITIONS * bytes_per_partition, np.uint8)
         self.rows = self.data.reshape(PARTITIONS, bytes_per_partition)
         self.claimed = np.zeros((PARTITIONS, bytes_per_partition), bool)
-        self.state = np.zeros((PARTITIONS, bytes_per_partition // 4), np.uint8)
 
     def place(
         self, where: str, shape: tuple[int, ...], row_bytes: int, dtype: DType, address: tuple[int, int], name: str
@@ -148,5 +147,7 @@ class AddressedMemory:
             start_byte=byte,
         )
         if self.buffer is MemoryRegion.psum:
-            storage.psum_state = self.state[area[0], byte // 4 : (byte + row_bytes + 3) // 4]
+            # Of this tensor, not of the address: "first write overwrites" is decided per tensor, also where several
+            # tensors take turns at one address.
+            storage.psum_state = np.zeros((shape[0], (row_bytes + 3) // 4), np.uint8)
         return storage

@@ -61,7 +61,7 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return torch.special.erf(torch.from_numpy(np.ascontiguousarray(x, np.float32))).numpy()
 
 
-def sigmoid(x: np.ndarray) -> np.ndarray:
+def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
@@ -82,16 +82,16 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_sigmoid(x: np.ndarray) -> np.ndarray:
-    return x * sigmoid(np.float32(1.702) * x)
+    return x * _sigmoid(np.float32(1.702) * x)
 
 
 def _gelu_sigmoid_dx(x: np.ndarray) -> np.ndarray:
-    s = sigmoid(np.float32(1.702) * x)
+    s = _sigmoid(np.float32(1.702) * x)
     return s + np.float32(1.702) * x * s * (1 - s)
 
 
 def _silu_dx(x: np.ndarray) -> np.ndarray:
-    s = sigmoid(x)
+    s = _sigmoid(x)
     return s * (1 + x * (1 - s))
 
 
@@ -161,13 +161,13 @@ square = _both("square", np.square)
 relu = _both("relu", _relu)
 rsqrt = _both("rsqrt", _rsqrt)
 reciprocal = _both("reciprocal", np.reciprocal)
-sigmoid_ = _activation("sigmoid", sigmoid)
+sigmoid = _activation("sigmoid", _sigmoid)
 gelu = _activation("gelu", _gelu)
 gelu_dx = _activation("gelu_dx", lambda x: np.float32(0.5) * (1 + _erf(x * np.float32(2**-0.5))) + x * _normal_pdf(x))
 gelu_apprx_tanh = _activation("gelu_apprx_tanh", _gelu_tanh)
 gelu_apprx_sigmoid = _activation("gelu_apprx_sigmoid", _gelu_sigmoid)
 gelu_apprx_sigmoid_dx = _activation("gelu_apprx_sigmoid_dx", _gelu_sigmoid_dx)
-silu = _activation("silu", lambda x: x * sigmoid(x))
+silu = _activation("silu", lambda x: x * _sigmoid(x))
 silu_dx = _activation("silu_dx", _silu_dx)
 tanh = _activation("tanh", np.tanh)
 softplus = _activation("softplus", _softplus)
