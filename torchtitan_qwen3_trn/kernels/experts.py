@@ -15,10 +15,12 @@ contribute to nothing, whatever they hold.
 
 Kernels work in blocks of S rows that never mix experts. How many blocks routing needs is known only on the device, but
 never more than N = `block_count`; `block_plan` lays them out on the device from the counts, without a host round trip.
+Kernels take the references' arguments without the counts, which say the same as the plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -40,26 +42,20 @@ class BlockPlan(NamedTuple):
 
     Attributes:
         counts_E: rows of each expert; expert e owns the rows from ``sum(counts_E[:e])`` on.
-        first_block_E1: ``(E + 1,)``; expert e owns the blocks ``first_block_E1[e]`` to ``first_block_E1[e + 1]``, which
-            are none for an expert without rows; the last entry is the number of blocks in use.
-        block_expert_N: expert of each block; ``E - 1`` for blocks not in use.
+        first_block_E2: ``(E + 2,)``; expert e owns the blocks ``first_block_E2[e]`` to ``first_block_E2[e + 1]``, at
+            least one, so that its weights' gradients are written even if it has no row. The blocks between the last
+            two entries hold the rows that no expert owns; blocks from the last entry on are not in use.
         row_NS: row in each slot of each block, ascending, then -1 in the slots left over.
     """
 
     counts_E: torch.Tensor
-    first_block_E1: torch.Tensor
-    block_expert_N: torch.Tensor
+    first_block_E2: torch.Tensor
     row_NS: torch.Tensor
 
 
 def block_count(rows: int, num_experts: int, block_rows: int) -> int:
-    """Most blocks that any routing of ``rows`` rows can need.
-
-    The worst case gives all but one expert a single row, so a block each, and the rest to the last one.
-    """
-    if rows < num_experts:
-        return rows
-    return -(-(rows - (num_experts - 1)) // block_rows) + num_experts - 1
+    """Most blocks that any routing of ``rows`` rows needs: one for each expert, and one per full block of rows."""
+    return -(-rows // block_rows) + num_experts
 
 
 def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
@@ -72,23 +68,24 @@ def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
     """
     counts_E = counts_E.to(torch.int32)
     num_experts, device = len(counts_E), counts_E.device
-    expert_E = torch.arange(num_experts, dtype=torch.int32, device=device)
+    unowned_1 = rows - counts_E.sum(0, keepdim=True, dtype=torch.int32)
+    counts_e = torch.cat((counts_E, unowned_1))  # e = E + 1: rows that no expert owns as one more expert
+    owner_e = torch.arange(num_experts + 1, dtype=torch.int32, device=device)
     block_N = torch.arange(block_count(rows, num_experts, block_rows), dtype=torch.int32, device=device)
     slot_S = torch.arange(block_rows, dtype=torch.int32, device=device)
 
-    earlier_EE = (expert_E[None, :] < expert_E[:, None]).to(torch.int32)
-    blocks_E = (counts_E + (block_rows - 1)) // block_rows
-    first_row_E = (earlier_EE * counts_E).sum(1, dtype=torch.int32)
-    first_block_E = (earlier_EE * blocks_E).sum(1, dtype=torch.int32)
-    past_last_E = first_block_E + blocks_E
+    earlier_ee = (owner_e < owner_e[:, None]).to(torch.int32)
+    blocks_e = ((counts_e + (block_rows - 1)) // block_rows).maximum((owner_e < num_experts).to(torch.int32))
+    first_row_e = (earlier_ee * counts_e).sum(1, dtype=torch.int32)
+    first_block_e = (earlier_ee * blocks_e).sum(1, dtype=torch.int32)
+    past_last_e = first_block_e + blocks_e
 
-    block_expert_N = (block_N[:, None] >= past_last_E).sum(1, dtype=torch.int32).clamp_(max=num_experts - 1)
-    owner_NE = (block_expert_N[:, None] == expert_E).to(torch.int32)
-    done_N = (block_N - (owner_NE * first_block_E).sum(1, dtype=torch.int32)) * block_rows
-    left_N = (owner_NE * counts_E).sum(1, dtype=torch.int32) - done_N
-    row_N = (owner_NE * first_row_E).sum(1, dtype=torch.int32) + done_N
+    owned_Ne = ((block_N[:, None] >= first_block_e) & (block_N[:, None] < past_last_e)).to(torch.int32)
+    done_Ne = (block_N[:, None] - first_block_e) * block_rows
+    left_N = (owned_Ne * (counts_e - done_Ne)).sum(1, dtype=torch.int32)
+    row_N = (owned_Ne * (first_row_e + done_Ne)).sum(1, dtype=torch.int32)
     row_NS = torch.where(slot_S < left_N[:, None], row_N[:, None] + slot_S, -1)
-    return BlockPlan(counts_E, torch.cat((first_block_E, past_last_E[-1:])), block_expert_N, row_NS)
+    return BlockPlan(counts_E, torch.cat((first_block_e, past_last_e[-1:])), row_NS)
 
 
 def _experts(
@@ -97,8 +94,7 @@ def _experts(
     w2_EDF: torch.Tensor,
     w3_EFD: torch.Tensor,
     counts_E: torch.Tensor,
-    first_block_E1: torch.Tensor,
-    block_expert_N: torch.Tensor,
+    first_block_E2: torch.Tensor,
     row_NS: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Experts' outputs.
@@ -108,9 +104,8 @@ def _experts(
         w1_EFD: gate projections, dtype of ``x_RD``.
         w2_EDF: down projections.
         w3_EFD: up projections.
-        counts_E: see `BlockPlan`, as the three that follow.
-        first_block_E1: the reference does without it.
-        block_expert_N: likewise.
+        counts_E: see `BlockPlan`; kernels do without it.
+        first_block_E2: see `BlockPlan`; the reference does without it.
         row_NS: likewise.
 
     Returns:
@@ -136,8 +131,7 @@ def _experts_input_gradient(
     w2_EDF: torch.Tensor,
     w3_EFD: torch.Tensor,
     counts_E: torch.Tensor,
-    first_block_E1: torch.Tensor,
-    block_expert_N: torch.Tensor,
+    first_block_E2: torch.Tensor,
     row_NS: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradient of the rows, and what the weights' gradients are made of.
@@ -150,8 +144,7 @@ def _experts_input_gradient(
         w2_EDF: likewise.
         w3_EFD: likewise.
         counts_E: likewise.
-        first_block_E1: likewise.
-        block_expert_N: likewise.
+        first_block_E2: likewise.
         row_NS: likewise.
 
     Returns:
@@ -176,8 +169,7 @@ def _experts_weight_gradients(
     dg_RF: torch.Tensor,
     du_RF: torch.Tensor,
     counts_E: torch.Tensor,
-    first_block_E1: torch.Tensor,
-    block_expert_N: torch.Tensor,
+    first_block_E2: torch.Tensor,
     row_NS: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the weights, accumulated in float32 over all rows of an expert and rounded once.
@@ -189,8 +181,7 @@ def _experts_weight_gradients(
         dg_RF: second output of `experts_input_gradient`.
         du_RF: third output of `experts_input_gradient`.
         counts_E: as given to `experts`, as the rest.
-        first_block_E1: likewise.
-        block_expert_N: likewise.
+        first_block_E2: likewise.
         row_NS: likewise.
 
     Returns:
@@ -264,7 +255,19 @@ def _fake_weight_gradients(
     return w1_EFD, x_RD.new_empty((num_experts, dim, hidden_dim)), torch.empty_like(w1_EFD)
 
 
+def _launch(kernel: Callable[..., Any], *args: torch.Tensor) -> Any:
+    *tensors, _, first_block_E2, row_NS = args
+    return kernel(*(tensor.contiguous() for tensor in tensors), first_block_E2, row_NS)
+
+
+def _launch_weight_gradients(kernel: Callable[..., Any], *args: torch.Tensor) -> Any:
+    *tensors, _, first_block_E2, row_NS = args
+    first_block_E1 = first_block_E2[:-1].contiguous()  # rows without expert add to no weight
+    return kernel(*(tensor.contiguous() for tensor in tensors), first_block_E1, row_NS)
+
+
 def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs, *output[1:])
 
 
@@ -272,7 +275,7 @@ def _gradient(ctx: Any, dy_RD: torch.Tensor, *unused: torch.Tensor) -> tuple[tor
     x_RD, w1_EFD, w2_EDF, w3_EFD, *plan, g_RF, u_RF = ctx.saved_tensors
     dx_RD, dg_RF, du_RF, h_RF = experts_input_gradient(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, *plan)
     weights = experts_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, *plan)
-    return (dx_RD, *weights, None, None, None, None)
+    return (dx_RD, *weights, None, None, None)
 
 
 experts_weight_gradients = Operator(
@@ -281,6 +284,7 @@ experts_weight_gradients = Operator(
     fake=_fake_weight_gradients,
     kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_weight_gradients_kernel",
     limits=LIMITS,
+    launch=_launch_weight_gradients,
 )
 
 experts_input_gradient = Operator(
@@ -289,6 +293,7 @@ experts_input_gradient = Operator(
     fake=_fake_input_gradient,
     kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_input_gradient_kernel",
     limits=LIMITS,
+    launch=_launch,
 )
 
 experts = Operator(
@@ -300,4 +305,5 @@ experts = Operator(
     gradient=_gradient,
     backward=(experts_input_gradient, experts_weight_gradients),
     limits=LIMITS,
+    launch=_launch,
 )

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 
 from torchtitan_qwen3_trn.kernels.limits import Limit
 
@@ -127,19 +128,19 @@ def _launch(kernel: Callable[..., Any], *args: Any) -> Any:
 
 
 def _complete(
-    operator: torch.library.CustomOpDef,
+    operator: CustomOpDef,
     *,
     fake: Callable[..., Any],
     save: Callable[..., None] | None,
     gradient: Callable[..., Any] | None,
-) -> torch.library.CustomOpDef:
+) -> CustomOpDef:
     operator.register_fake(fake)
     if gradient is not None:
         operator.register_autograd(gradient, setup_context=save)
     return operator
 
 
-def _register_with_neuron(operator: Operator) -> torch.library.CustomOpDef:
+def _register_with_neuron(operator: Operator) -> CustomOpDef:
     module_name, _, function = operator.kernel.partition(":")
     try:
         nki_op = importlib.import_module("torch_neuronx").nki_op

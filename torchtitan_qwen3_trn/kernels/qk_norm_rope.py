@@ -148,6 +148,7 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[2:])
     ctx.save_for_backward(*inputs[:5], *output[2:])
 
 

@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
-from torchtitan.distributed.spmd_types import current_spmd_mesh, maybe_set_sparse_mesh
-from torchtitan.distributed.utils import get_spmd_backend
 from torchtitan.models.common.moe import GroupedExperts, TokenChoiceTopKRouter
 from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
@@ -116,11 +115,10 @@ class StaticDispatcher(AllToAllTokenDispatcher):
             return take_rows(x_TD, sent), sent.counts_E, metadata
         ranks = self.ep_mesh.size()
         sent = routes(topk_expert_ids_TK, self.num_experts, ranks=ranks)
-        with maybe_set_sparse_mesh(), torch.no_grad():
-            counts_GE = self._token_count_exchange(sent.counts_E, self._ep_group(), ranks)
+        counts_GE = self._exchange(sent.counts_E).view(ranks, -1)
         received_RD = self._exchange(take_rows(x_TD, sent))
         capacity = exchange_rows(len(x_TD), self.top_k, self.num_experts // ranks)
-        regrouped = regroup_routes(torch.ops._c10d_functional.wait_tensor(counts_GE).view(ranks, -1), capacity)
+        regrouped = regroup_routes(counts_GE, capacity)
         metadata = _Dispatched(scores_TK=topk_scores_TK, sent=sent, regrouped=regrouped)
         return take_rows(received_RD, regrouped), regrouped.counts_E, metadata
 
@@ -132,13 +130,10 @@ class StaticDispatcher(AllToAllTokenDispatcher):
             routed_output_RD = self._exchange(take_rows(routed_output_RD, back))
         return combine_rows(routed_output_RD, metadata.scores_TK, metadata.sent)
 
-    def _exchange(self, rows_RD: torch.Tensor) -> torch.Tensor:
-        with maybe_set_sparse_mesh():
-            return self._dispatch_token_exchange(rows_RD, self._ep_group(), None, None)
-
-    def _ep_group(self) -> Any:
-        mesh = current_spmd_mesh() if get_spmd_backend() == "spmd_types" else None
-        return mesh.get_group("ep") if mesh is not None else self.ep_mesh.get_group()
+    def _exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        """Send each rank its equal share of ``rows``; differentiable, and waited for."""
+        # torchtitan's "spmd_types" backend would exchange a list of tensors, which gloo does not have.
+        return wait_tensor(all_to_all_single(rows, None, None, self.ep_mesh))
 
 
 class StaticRouter(TokenChoiceTopKRouter):
