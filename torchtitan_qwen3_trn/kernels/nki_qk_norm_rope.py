@@ -5,12 +5,12 @@ R = B L / 128; on chip P = 128 partitions, J positions of a partition, X = N or 
 
 Positions lie on partitions and heads are shared out between engines as in `nki_rope`.
 
-Forward. With g the norm's weight and r the reciprocal root mean square, x r g rotated is (x r) rotated with the tables
-cos g and sin g, which are made once per position for all heads. The Scalar Engine squares and sums, and multiplies by r;
-the Vector Engine and GpSimd rotate, so neither has more to do than without the norm.
+Forward. With g the norm's weight and r the reciprocal root mean square, x r g rotated is (x r) rotated with the
+tables cos g and sin g, which are made once per position for all heads. The Scalar Engine squares and sums, and
+multiplies by r; the Vector Engine and GpSimd rotate, so neither has more to do than without the norm.
 
-Backward. With u the gradient rotated back, v = u g and xhat = x r, the usual dx = r (v - xhat mean(v xhat)) is, in terms
-of what is at hand, with dy r instead of dy rotated back and multiplied by g, giving w = r v::
+Backward. With u the gradient rotated back, v = u g and xhat = x r, the usual dx = r (v - xhat mean(v xhat)) is, in
+terms of what is at hand, with dy r instead of dy rotated back and multiplied by g, giving w = r v::
 
     dx = w - x r^2 mean(w x)        dg = sum(u xhat) = sum(u r x)
 
@@ -56,7 +56,7 @@ def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps
         eps: added to the mean square.
 
     Returns:
-        Queries and keys, like the inputs, then the reciprocal root mean squares ``(B, L, N)`` and ``(B, L, M)``, float32.
+        Queries and keys, like the inputs, then the reciprocal root mean squares, ``(B, L, N)`` and ``(B, L, M)`` float32.
     """
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
@@ -157,8 +157,8 @@ def qk_norm_rope_backward_kernel(
         k_rms_BLM: fourth result of forward.
 
     Returns:
-        Gradients of queries and keys, like them, and of the weights, ``(R, H)`` float32: a row is the sum over all heads of
-        128 positions, which ones depends on the shapes only; the caller sums the rows.
+        Gradients of queries and keys, like them, and of the weights, ``(R, H)`` float32: a row is the sum over all heads
+        of 128 positions, which ones depends on the shapes only; the caller sums the rows.
     """
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]

@@ -3,15 +3,15 @@
 Shape suffixes: B batch, b = B or 1, L sequence, N query heads, M key heads, H head dimension, E = H / 2 frequencies;
 on chip P = 128 partitions, J positions of a partition, G heads of one instruction.
 
-Layout. A partition holds J consecutive positions with all their heads, as they lie in memory: every transfer moves
-J N H or J M H contiguous elements per partition, and nothing is transposed. A block is 128 J positions; cores take
+Layout. A partition holds J consecutive positions with all their heads, as they lie in memory: every transfer moves J
+N H or J M H contiguous elements per partition, and nothing is transposed. A block is 128 J positions; cores take
 consecutive blocks, and which positions a block holds does not depend on how many cores there are.
 
 Time. Per head and position the rotation takes three passes over H elements: a product with the cosines, one with the
-sines, and the sums. A pass of tensor_tensor over N elements costs N cycles with one operand in PSUM and 2 N with both in
-SBUF, so the Vector Engine reads its tables, and one of each two products, from PSUM. GpSimd, which cannot reach PSUM,
-rotates the remaining heads at the same time from SBUF; `GPSIMD_SHARE` balances 3 passes of N cycles at 0.96 GHz against
-3 passes of 2 N at 1.2 GHz.
+sines, and the sums. A pass of tensor_tensor over N elements costs N cycles with one operand in PSUM and 2 N with both
+in SBUF, so the Vector Engine reads its tables, and one of each two products, from PSUM. GpSimd, which cannot reach
+PSUM, rotates the remaining heads at the same time from SBUF; `GPSIMD_SHARE` balances 3 passes of N cycles at 0.96 GHz
+against 3 passes of 2 N at 1.2 GHz.
 
 Numbers. Products and sums are float32, each rounded once and in stock torchtitan's order; only the last instruction
 rounds to the dtype of the result.
@@ -163,8 +163,8 @@ def positions_per_partition(length, row_bytes, head_dim):
 def head_groups(q_heads, k_heads, head_dim, tile_bytes):
     """Heads of one instruction each, as (0 for queries or 1 for keys, first, past last, whether on the Vector Engine).
 
-    The first heads go to the Vector Engine, the last `GPSIMD_SHARE` of all to GpSimd. A group's float32 tile has at most
-    ``tile_bytes`` per partition. Groups of queries come first.
+    The first heads go to the Vector Engine, the last `GPSIMD_SHARE` of all to GpSimd. A group's float32 tile has at
+    most ``tile_bytes`` per partition. Groups of queries come first.
     """
     heads = q_heads + k_heads
     on_vector = heads - (heads * GPSIMD_SHARE[0] + GPSIMD_SHARE[1] // 2) // GPSIMD_SHARE[1]
