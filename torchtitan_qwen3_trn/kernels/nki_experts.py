@@ -270,7 +270,7 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, f
 
 
 def sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, d_start, width):
-    """Float32 sums over the rows of one expert for ``width`` columns of D: each gradient as a list of tiles of 128 rows."""
+    """Float32 sums over the rows of one expert for ``width`` of its D, each gradient as a list of tiles of 128 rows."""
     hidden = h_RF.shape[1]
     dw1 = new_tiles(hidden, width)
     dw2 = new_tiles(width, hidden)

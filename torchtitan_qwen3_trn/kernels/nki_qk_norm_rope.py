@@ -56,7 +56,7 @@ def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps
         eps: added to the mean square.
 
     Returns:
-        Queries and keys, like the inputs, then the reciprocal root mean squares, ``(B, L, N)`` and ``(B, L, M)`` float32.
+        Queries and keys, like the inputs, then float32 reciprocal root mean squares, ``(B, L, N)`` and ``(B, L, M)``.
     """
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
@@ -157,8 +157,8 @@ def qk_norm_rope_backward_kernel(
         k_rms_BLM: fourth result of forward.
 
     Returns:
-        Gradients of queries and keys, like them, and of the weights, ``(R, H)`` float32: a row is the sum over all heads
-        of 128 positions, which ones depends on the shapes only; the caller sums the rows.
+        Gradients of queries and keys, like them, and of the weights, ``(R, H)`` float32: a row is the sum over all
+        heads of 128 positions, which ones depends on the shapes only; the caller sums the rows.
     """
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
