@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from . import launch
+from . import cost, launch
 from .dtypes import DType, bfloat16, float16, float32, from_float32, tfloat32, to_float32
 from .errors import fail
 from .launch import Core
@@ -129,9 +129,20 @@ def begin(instruction: str) -> Core:
     return core
 
 
-def end(core: Core, on: engine | str, instruction: str, cycles: float) -> NkiInstruction:
+def end(core: Core, on: engine | str, instruction: str, cycles: float, *tiles: NkiTensor) -> NkiInstruction:
+    """Count an issued instruction; `tiles` are the operands whose strides decide the memory bandwidth."""
+    if any(innermost_stride(t) * t.dtype.itemsize > cost.FULL_BANDWIDTH_STRIDE for t in tiles):
+        cycles *= cost.LARGE_STRIDE_FACTOR
     core.report.add(on if isinstance(on, str) else on.name, instruction, cycles)
     return ISSUED
+
+
+def innermost_stride(tensor: NkiTensor) -> int:
+    """Stride in elements of the last free dimension that has more than one element; 1 if there is none."""
+    for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.strides[1:]), strict=True):
+        if size != 1:
+            return stride
+    return 1
 
 
 def tile(core: Core, instruction: str, operand: str, tensor: Any, *buffers: MemoryRegion) -> NkiTensor:
@@ -282,8 +293,8 @@ def in_sbuf(*tensors: NkiTensor) -> bool:
     return all(t.buffer is MemoryRegion.sbuf for t in tensors)
 
 
-def contiguous(*tensors: NkiTensor) -> bool:
-    return all(t.is_contiguous() for t in tensors)
+def innermost_contiguous(*tensors: NkiTensor) -> bool:
+    return all(innermost_stride(t) == 1 for t in tensors)
 
 
 def arithmetic(op: Any, where: str) -> Op:

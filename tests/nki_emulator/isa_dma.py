@@ -90,11 +90,13 @@ def scatter(tensor: NkiTensor, values: np.ndarray, where: str, mode: oob_mode, *
 
 
 def _count(core: Core, instruction: str, dst: NkiTensor, *sources: NkiTensor) -> None:
-    for src in sources:
-        size = min(src.contiguous_bytes(), dst.contiguous_bytes() * src.dtype.itemsize // dst.dtype.itemsize)
-        core.report.add_dma(
-            instruction, src.size * src.dtype.itemsize, src.buffer in HBM, dst.buffer in HBM, max(size, 1)
-        )
+    """Several sources are read one after the other; the result is written once."""
+    for i, src in enumerate(sources):
+        descriptor = min(src.contiguous_bytes(), dst.contiguous_bytes() * src.dtype.itemsize // dst.dtype.itemsize)
+        written = dst.size * dst.dtype.itemsize if i == 0 else 0
+        to_hbm = dst.buffer in HBM
+        read = src.size * src.dtype.itemsize
+        core.report.add_dma(instruction, read, written, src.buffer in HBM, to_hbm, max(descriptor, 1))
 
 
 def dma_copy(

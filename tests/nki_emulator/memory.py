@@ -52,6 +52,18 @@ class PsumState(Enum):
 
 
 @dataclass(eq=False)
+class Lifetime:
+    """What stays known of a tile after its data is gone: its size, and the instructions that used it first and last."""
+
+    buffer: MemoryRegion
+    row_bytes: int
+    name: str
+    first_use: int = -1
+    last_use: int = -1
+    usable: bool = True  # False after the dynamic loop body that made the tile
+
+
+@dataclass(eq=False)
 class Storage:
     """One allocation.
 
@@ -69,9 +81,7 @@ class Storage:
     start_partition: int = 0
     start_byte: int | None = None  # address inside the partition, where the kernel chose it
     core: int | None = None
-    first_use: int = -1
-    last_use: int = -1
-    alive: bool = True
+    lifetime: Lifetime | None = None
     psum_state: np.ndarray | None = field(default=None, repr=False)  # [partitions, row words of 4 bytes]
 
     @property
