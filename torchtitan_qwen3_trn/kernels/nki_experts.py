@@ -25,6 +25,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from torchtitan_qwen3_trn.kernels.nki_rope import bytes_of
+
 __all__ = ["experts_input_gradient_kernel", "experts_kernel", "experts_weight_gradients_kernel"]
 
 TILE = 128
@@ -32,6 +34,9 @@ TILE = 128
 MOVING = 512
 """Columns a matmul streams, and float32 elements of a PSUM bank."""
 BANK_BYTES = 2048
+WEIGHT_BUDGET = 128 * 1024
+"""Bytes per partition for the weights of two experts, the one at work and the next. Wider weights are worked on in parts,
+with a pass over the rows for each."""
 ACCUMULATOR_BUDGET = 120 * 1024
 """Bytes per partition for the weight gradients of one expert: float32 sums, and their copy in the weights' dtype."""
 
@@ -65,20 +70,24 @@ def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_N
     d_start, d_stop = share_of_core(dim)
 
     # Weights of the next expert are requested before the rows of this one are worked on.
-    w1, w3 = load_transposed(w1_EFD[0, f_start:f_stop, :]), load_transposed(w3_EFD[0, f_start:f_stop, :])
-    for expert in range(num_experts):
-        w1_now, w3_now = w1, w3
-        if expert + 1 < num_experts:
-            w1 = load_transposed(w1_EFD[expert + 1, f_start:f_stop, :])
-            w3 = load_transposed(w3_EFD[expert + 1, f_start:f_stop, :])
-        gate_and_up(x_RD, w1_now, w3_now, g_RF, u_RF, h_NTF, row_NT, bounds, expert, f_start)
+    for part in chunks(f_stop - f_start, weight_columns_that_fit(2, dim, x_RD.dtype)):
+        start, stop = f_start + part[0], f_start + part[1]
+        w1, w3 = load_transposed(w1_EFD[0, start:stop, :]), load_transposed(w3_EFD[0, start:stop, :])
+        for expert in range(num_experts):
+            w1_now, w3_now = w1, w3
+            if expert + 1 < num_experts:
+                w1 = load_transposed(w1_EFD[expert + 1, start:stop, :])
+                w3 = load_transposed(w3_EFD[expert + 1, start:stop, :])
+            gate_and_up(x_RD, w1_now, w3_now, g_RF, u_RF, h_NTF, row_NT, bounds, expert, start)
     meet_other_core(h_NTF)
-    w2 = load_transposed(w2_EDF[0, d_start:d_stop, :])
-    for expert in range(num_experts):
-        w2_now = w2
-        if expert + 1 < num_experts:
-            w2 = load_transposed(w2_EDF[expert + 1, d_start:d_stop, :])
-        down(h_NTF, w2_now, y_RD, row_NT, bounds, expert, d_start)
+    for part in chunks(d_stop - d_start, weight_columns_that_fit(1, hidden, x_RD.dtype)):
+        start, stop = d_start + part[0], d_start + part[1]
+        w2 = load_transposed(w2_EDF[0, start:stop, :])
+        for expert in range(num_experts):
+            w2_now = w2
+            if expert + 1 < num_experts:
+                w2 = load_transposed(w2_EDF[expert + 1, start:stop, :])
+            down(h_NTF, w2_now, y_RD, row_NT, bounds, expert, start)
     write_zeros(y_RD, row_NT, bounds, num_experts, d_start, d_stop)
     return y_RD, g_RF, u_RF
 
@@ -92,7 +101,8 @@ def gate_and_up(x_RD, w1_PKC, w3_PKC, g_RF, u_RF, h_NTF, row_NT, bounds, expert,
         index = load_index(row_NT, i, 0)
         x_TD = gather(x_RD, index, 0, dim)
         x_PKT = transpose(x_TD)
-        for start, stop in chunks(columns, MOVING):
+        for part in chunks(columns, MOVING):
+            start, stop = part
             width = stop - start
             gate = multiply_tiles(x_PKT, w1_PKC, start, stop)
             up = multiply_tiles(x_PKT, w3_PKC, start, stop)
@@ -121,7 +131,8 @@ def down(h_NTF, w2_PKC, y_RD, row_NT, bounds, expert, d_start):
         nisa.dma_copy(dst=h_TF, src=tile_of(h_NTF, i, 0, hidden, hidden))
         h_PKT = transpose(h_TF)
         y_TC = nl.ndarray((TILE, columns), dtype=y_RD.dtype, buffer=nl.sbuf)
-        for start, stop in chunks(columns, MOVING):
+        for part in chunks(columns, MOVING):
+            start, stop = part
             nisa.activation(dst=y_TC[:, start:stop], op=nl.copy, data=multiply_tiles(h_PKT, w2_PKC, start, stop))
         scatter(y_RD, index, y_TC, d_start)
 
@@ -158,21 +169,25 @@ def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, cou
     f_start, f_stop = share_of_core(hidden)
     d_start, d_stop = share_of_core(dim)
 
-    w2 = load_as_is(w2_EDF[0, :, f_start:f_stop])
-    for expert in range(num_experts):
-        w2_now = w2
-        if expert + 1 < num_experts:
-            w2 = load_as_is(w2_EDF[expert + 1, :, f_start:f_stop])
-        gate_and_up_backward(dy_RD, g_RF, u_RF, w2_now, dg_RF, du_RF, h_RF, row_NT, bounds, expert, f_start)
+    for part in chunks(f_stop - f_start, weight_columns_that_fit(1, dim, dy_RD.dtype)):
+        start, stop = f_start + part[0], f_start + part[1]
+        w2 = load_as_is(w2_EDF[0, :, start:stop])
+        for expert in range(num_experts):
+            w2_now = w2
+            if expert + 1 < num_experts:
+                w2 = load_as_is(w2_EDF[expert + 1, :, start:stop])
+            gate_and_up_backward(dy_RD, g_RF, u_RF, w2_now, dg_RF, du_RF, h_RF, row_NT, bounds, expert, start)
     meet_other_core(dg_RF)
     meet_other_core(du_RF)
-    w1, w3 = load_as_is(w1_EFD[0, :, d_start:d_stop]), load_as_is(w3_EFD[0, :, d_start:d_stop])
-    for expert in range(num_experts):
-        w1_now, w3_now = w1, w3
-        if expert + 1 < num_experts:
-            w1 = load_as_is(w1_EFD[expert + 1, :, d_start:d_stop])
-            w3 = load_as_is(w3_EFD[expert + 1, :, d_start:d_stop])
-        input_gradient(dg_RF, du_RF, w1_now, w3_now, dx_RD, row_NT, bounds, expert, d_start)
+    for part in chunks(d_stop - d_start, weight_columns_that_fit(2, hidden, dy_RD.dtype)):
+        start, stop = d_start + part[0], d_start + part[1]
+        w1, w3 = load_as_is(w1_EFD[0, :, start:stop]), load_as_is(w3_EFD[0, :, start:stop])
+        for expert in range(num_experts):
+            w1_now, w3_now = w1, w3
+            if expert + 1 < num_experts:
+                w1 = load_as_is(w1_EFD[expert + 1, :, start:stop])
+                w3 = load_as_is(w3_EFD[expert + 1, :, start:stop])
+            input_gradient(dg_RF, du_RF, w1_now, w3_now, dx_RD, row_NT, bounds, expert, start)
     write_zeros(dx_RD, row_NT, bounds, num_experts, d_start, d_stop)
     return dx_RD, dg_RF, du_RF, h_RF
 
@@ -185,7 +200,8 @@ def gate_and_up_backward(dy_RD, g_RF, u_RF, w2_PKC, dg_RF, du_RF, h_RF, row_NT, 
         index = load_index(row_NT, i, 0)
         dy_TD = gather(dy_RD, index, 0, dim)
         dy_PKT = transpose(dy_TD)
-        for start, stop in chunks(columns, MOVING):
+        for part in chunks(columns, MOVING):
+            start, stop = part
             width = stop - start
             g_TC = gather(g_RF, index, f_start + start, width)
             u_TC = gather(u_RF, index, f_start + start, width)
@@ -219,7 +235,8 @@ def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NT, bounds, expert, 
         dg_PKT = transpose(gather(dg_RF, index, 0, hidden))
         du_PKT = transpose(gather(du_RF, index, 0, hidden))
         dx_TC = nl.ndarray((TILE, columns), dtype=dx_RD.dtype, buffer=nl.sbuf)
-        for start, stop in chunks(columns, MOVING):
+        for part in chunks(columns, MOVING):
+            start, stop = part
             total = nl.ndarray((TILE, stop - start), dtype=nl.float32, buffer=nl.psum)
             for k in range(tiles):
                 nisa.nc_matmul(dst=total, stationary=dg_PKT[:, k, :], moving=w1_PKC[:, k, start:stop], accumulate=k > 0)
@@ -258,7 +275,8 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, f
     bounds = block_bounds(first_block_E2)
     d_start, d_stop = share_of_core(dim)
     for expert in range(num_experts):
-        for start, stop in chunks(d_stop - d_start, columns_that_fit(hidden)):
+        for part in chunks(d_stop - d_start, columns_that_fit(hidden)):
+            start, stop = part
             sums = sum_weight_gradients(
                 dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, d_start + start, stop - start
             )
@@ -311,7 +329,8 @@ def sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert
 def add_products(sums, operands, left, right, first, engine):
     """sums (+)= left^T right over the rows of one block; the first block is copied by ``engine``, others are added."""
     for tile in range(len(sums)):
-        for start, stop in chunks(sums[tile].shape[1], MOVING):
+        for part in chunks(sums[tile].shape[1], MOVING):
+            start, stop = part
             product = nl.ndarray((sums[tile].shape[0], stop - start), dtype=nl.float32, buffer=nl.psum)
             for t in range(len(operands)):
                 columns = operands[t][left][:, tile * TILE : tile * TILE + sums[tile].shape[0]]
@@ -331,10 +350,17 @@ def columns_that_fit(hidden):
     return max(TILE, ACCUMULATOR_BUDGET // per_column // TILE * TILE)
 
 
+def weight_columns_that_fit(matrices, contracted, dtype):
+    """Columns of ``matrices`` weights, for two experts at a time, that stay within `WEIGHT_BUDGET`."""
+    per_column = 2 * matrices * (contracted // TILE) * bytes_of(dtype)
+    return max(TILE, WEIGHT_BUDGET // per_column // TILE * TILE)
+
+
 def new_tiles(rows, columns):
     """Uninitialised float32 tiles that hold a (rows, columns) matrix."""
     tiles = []
-    for start, stop in chunks(rows, TILE):
+    for part in chunks(rows, TILE):
+        start, stop = part
         tiles.append(nl.ndarray((stop - start, columns), dtype=nl.float32, buffer=nl.sbuf))
     return tiles
 
@@ -480,10 +506,11 @@ def load_transposed(weight):
     if weight.dtype != nl.float32:
         nisa.dma_transpose(dst=tile_PKC, src=weight.reshape_dim(1, (columns // TILE, TILE)), axes=(2, 1, 0))
         return tile_PKC
-    for start, stop in chunks(rows, TILE):
-        part = nl.ndarray((stop - start, columns), dtype=weight.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=part, src=weight[start:stop, :])
-        transpose_into(tile_PKC, part, start)
+    for part in chunks(rows, TILE):
+        start, stop = part
+        rows_TC = nl.ndarray((stop - start, columns), dtype=weight.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=rows_TC, src=weight[start:stop, :])
+        transpose_into(tile_PKC, rows_TC, start)
     return tile_PKC
 
 
@@ -498,8 +525,9 @@ def transpose(x_TD):
 def transpose_into(x_PKT, x_TD, start):
     """Transpose rows on the Tensor Engine into columns ``start`` on of every K; one copy empties a PSUM bank."""
     rows, columns = x_TD.shape
-    per_bank = BANK_BYTES // (TILE * (4 if x_TD.dtype == nl.float32 else 2))
-    for first, past in chunks(columns // TILE, per_bank):
+    per_bank = BANK_BYTES // (TILE * bytes_of(x_TD.dtype))
+    for part in chunks(columns // TILE, per_bank):
+        first, past = part
         bank = nl.ndarray((TILE, past - first, rows), dtype=x_TD.dtype, buffer=nl.psum)
         for k in range(first, past):
             nisa.nc_transpose(

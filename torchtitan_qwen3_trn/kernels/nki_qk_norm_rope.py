@@ -80,7 +80,8 @@ def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps
             out = (new_tile(x[0].shape, x[0].dtype), new_tile(x[1].shape, x[1].dtype))
             for j in range(positions):
                 psum_factors_P4H, factors_P4H = weighted_tables(table_PJH, weights_P2H, j)
-                for q_or_k, start, stop, on_vector in head_groups(q_heads, k_heads, head_dim, TILE_BYTES):
+                for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES):
+                    q_or_k, start, stop, on_vector = group
                     scaled_PGH = scale_heads(x[q_or_k], r[q_or_k], j, start, stop)
                     factors = psum_factors_P4H if on_vector else factors_P4H
                     rotate(
@@ -197,7 +198,8 @@ def qk_norm_rope_backward_kernel(
                 for i in range(2):
                     products = new_square_tiles(head_dim)
                     first = True
-                    for q_or_k, start, stop, on_vector in head_groups(q_heads, k_heads, head_dim, BACKWARD_TILE_BYTES):
+                    for group in head_groups(q_heads, k_heads, head_dim, BACKWARD_TILE_BYTES):
+                        q_or_k, start, stop, on_vector = group
                         if q_or_k == i:
                             factors_PXH = psum_PXH if on_vector else table_PJH
                             weights = psum_PXH if on_vector else weights_P2H
@@ -340,7 +342,8 @@ def load_weights(q_weight_H, k_weight_H, buffer):
     """Both norms' weights on every partition, (P, 2, H) float32."""
     head_dim = q_weight_H.shape[0]
     weights_P2H = nl.ndarray((PARTITIONS, 2, head_dim), dtype=nl.float32, buffer=buffer)
-    for i, weight_H in ((0, q_weight_H), (1, k_weight_H)):
+    for pair in ((0, q_weight_H), (1, k_weight_H)):
+        i, weight_H = pair
         weight_PH = new_tile((PARTITIONS, head_dim), weight_H.dtype)
         nisa.dma_copy(dst=weight_PH, src=weight_H.ap(pattern=[[0, PARTITIONS], [1, head_dim]]))
         nisa.tensor_copy(dst=weights_P2H[:, i, :], src=weight_PH, engine=nisa.engine.vector)

@@ -79,7 +79,8 @@ def rotate_both(q_BLNH, k_BLMH, cos_sin_bLH, low_op, high_op):
             q_out_PJNH = nl.ndarray(q_PJNH.shape, dtype=q_PJNH.dtype, buffer=nl.sbuf)
             k_out_PJMH = nl.ndarray(k_PJMH.shape, dtype=k_PJMH.dtype, buffer=nl.sbuf)
             for j in range(positions):
-                for q_or_k, start, stop, on_vector in head_groups(q_heads, k_heads, head_dim, TILE_BYTES):
+                for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES):
+                    q_or_k, start, stop, on_vector = group
                     x_PJXH, out_PJXH = (q_PJNH, q_out_PJNH) if q_or_k == 0 else (k_PJMH, k_out_PJMH)
                     table = psum_table_PJH if on_vector else table_PJH
                     rotate(
@@ -172,12 +173,13 @@ def head_groups(q_heads, k_heads, head_dim, tile_bytes):
     k_on_vector = on_vector - q_on_vector
     largest = max(1, tile_bytes // (head_dim * FLOAT32_BYTES))
     groups = []
-    for q_or_k, start, stop, vector in (
+    for group in (
         (0, 0, q_on_vector, True),
         (0, q_on_vector, q_heads, False),
         (1, 0, k_on_vector, True),
         (1, k_on_vector, k_heads, False),
     ):
+        q_or_k, start, stop, vector = group
         count = -(-(stop - start) // largest)
         for i in range(count):
             first = start + (stop - start) * i // count
