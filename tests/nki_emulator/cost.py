@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 MIN_II = 64
 # GpSimd's iota and affine_select: about 150 + N (OLD).
 GPSIMD_PATTERN_FIXED = 150
+# "If the most-minor F dimension stride exceeds 16 bytes, the achievable bandwidth [...] will be cut in half" (ARCH1).
+FULL_BANDWIDTH_STRIDE = 16
+LARGE_STRIDE_FACTOR = 2
 # Clock in GHz (ARCH2, trainium3_arch.rst).
 CLOCK_GHZ = {
     2: {"tensor": 2.8, "vector": 0.96, "scalar": 1.4, "gpsimd": 1.4},
@@ -36,6 +39,7 @@ class CoreReport:
         cycles: cycles by engine, of that engine's clock; none for the DMA engines.
         cycles_by_name: cycles by (engine, instruction).
         dma_bytes: bytes moved by DMA by direction: "hbm_read", "hbm_write", "on_chip" (neither side in HBM).
+        dma_bytes_by_name: the same by (instruction, direction).
         descriptor_bytes: DMA bytes by descriptor size, the contiguous bytes one descriptor moves.
         sbuf_peak_bytes: largest number of bytes per partition that are between first and last use at one time.
         psum_peak_bytes: same for PSUM.
@@ -47,6 +51,7 @@ class CoreReport:
     cycles: Counter[str] = field(default_factory=Counter)
     cycles_by_name: Counter[tuple[str, str]] = field(default_factory=Counter)
     dma_bytes: Counter[str] = field(default_factory=Counter)
+    dma_bytes_by_name: Counter[tuple[str, str]] = field(default_factory=Counter)
     descriptor_bytes: Counter[int] = field(default_factory=Counter)
     sbuf_peak_bytes: int = 0
     psum_peak_bytes: int = 0
@@ -57,16 +62,17 @@ class CoreReport:
         self.cycles[engine] += round(cycles)
         self.cycles_by_name[engine, name] += round(cycles)
 
-    def add_dma(self, name: str, size: int, from_hbm: bool, to_hbm: bool, descriptor: int) -> None:
+    def add_dma(self, name: str, read: int, written: int, from_hbm: bool, to_hbm: bool, descriptor: int) -> None:
+        """Count a transfer that reads `read` bytes and writes `written`, which differ where it converts."""
         self.instructions["dma"] += 1
         self.by_name["dma", name] += 1
-        if from_hbm:
-            self.dma_bytes["hbm_read"] += size
-        if to_hbm:
-            self.dma_bytes["hbm_write"] += size
-        if not from_hbm and not to_hbm:
-            self.dma_bytes["on_chip"] += size
-        self.descriptor_bytes[descriptor] += size
+        directions = {"hbm_read": read if from_hbm else 0, "hbm_write": written if to_hbm else 0}
+        directions["on_chip"] = 0 if from_hbm or to_hbm else read
+        for direction, size in directions.items():
+            if size:
+                self.dma_bytes[direction] += size
+                self.dma_bytes_by_name[name, direction] += size
+        self.descriptor_bytes[descriptor] += read
 
     @property
     def hbm_bytes(self) -> int:
@@ -106,8 +112,9 @@ def tensor_tensor(n: int, psum_inputs: int, all_16_bit_sbuf: bool) -> float:
 
 
 def fast_copy(n: int, *, all_16_bit: bool, all_sbuf: bool, contiguous: bool) -> float:
-    """Vector tensor_copy and tensor_scalar. Fast modes (ARCH2, from NeuronCore-v3): a quarter of N where input and
-    output are 16-bit floats, contiguous and both in SBUF; half where one of the last two does not hold."""
+    """Vector tensor_copy and tensor_scalar. Performance mode (ARCH2, from NeuronCore-v3): a quarter of N where input
+    and output are 16-bit floats, contiguous in the innermost dimension and both in SBUF; half where one of the last
+    two does not hold."""
     if not all_16_bit or not (all_sbuf or contiguous):
         return max(MIN_II, n)
     return max(MIN_II, n / (4 if all_sbuf and contiguous else 2))

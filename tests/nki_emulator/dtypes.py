@@ -83,7 +83,7 @@ ALL = {
 FP8 = frozenset({float8_e4m3, float8_e4m3fn, float8_e5m2})
 
 
-def as_dtype(dtype: object, where: str = "dtype") -> DType:
+def as_dtype(dtype: object, where: object = "dtype") -> DType:
     """The NKI type named by a `DType`, a name, or a NumPy or torch type.
 
     Raises:

@@ -9,11 +9,5 @@ class NkiValidationError(Exception):
     """A documented limit of the language, the simulator or the hardware is violated."""
 
 
-def fail(where: str, what: str) -> NoReturn:
+def fail(where: object, what: str) -> NoReturn:
     raise NkiValidationError(f"{where}: {what}")
-
-
-def require(condition: bool, where: str, what: str) -> None:
-    """Raise `NkiValidationError` unless `condition`; for checks whose message costs nothing to build."""
-    if not condition:
-        fail(where, what)

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import collectives, isa, isa_common, language, language_math, launch, ops
+from . import collectives, dtypes, isa, isa_common, language, language_math, launch, ops
 
 
 def _module(name: str, **members: Any) -> ModuleType:
@@ -46,18 +46,27 @@ def install(*, force: bool = False) -> ModuleType:
             "dma_engine",
         )
     }
+    annotations = {"tensor": language.NkiTensor, "mutable_tensor": language.NkiTensor}
     modules = {
         "nki.language": nl,
         "nki.isa": isa,
         "nki.isa.constants": _module("nki.isa.constants", **constants),
-        "nki.typing": _module("nki.typing", tensor=language.NkiTensor, mutable_tensor=language.NkiTensor),
+        "nki.typing": _module("nki.typing", **annotations),
         "nki.collectives": collectives,
+        # The name of NKI before 0.3; one module of nki-library still imports its annotations from there.
+        "neuronxcc": _module("neuronxcc", __path__=[]),
+        "neuronxcc.nki": _module("neuronxcc.nki", __path__=[]),
+        "neuronxcc.nki.typing": _module("neuronxcc.nki.typing", **annotations),
     }
     nki = _module("nki", jit=launch.jit, simulate=launch.simulate, __emulated__=True, __path__=[])
+    # Names that only annotations of public kernels use; AWS's front end does not evaluate annotations.
+    nki.dtype = nl.dtype = dtypes.DType
+    nki.tensor = nl.tensor = language.NkiTensor
     isa.__path__ = []  # `nki.isa.constants` is imported as a submodule
     sys.modules["nki"] = nki
     for name, module in modules.items():
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
-        setattr(sys.modules[parent], child, module)
+        if parent:
+            setattr(sys.modules[parent], child, module)
     return nki

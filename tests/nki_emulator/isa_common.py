@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from . import launch
+from . import cost, launch
 from .dtypes import DType, bfloat16, float16, float32, from_float32, tfloat32, to_float32
 from .errors import fail
 from .launch import Core
@@ -75,6 +75,19 @@ class dma_engine(Enum):
     gpsimd_dma = 2
 
 
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def choose(where: str, kind: type[Choice], value: Any) -> Choice:
+    """A member of an enumeration; its number is taken too, as NKI 0.3 did."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        fail(where, f"{value!r} is not one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}")
+
+
 class NkiInstruction(NKIObject):
     """Handle of an issued instruction. Instructions run in program order here, so dependencies hold already."""
 
@@ -116,9 +129,20 @@ def begin(instruction: str) -> Core:
     return core
 
 
-def end(core: Core, on: engine | str, instruction: str, cycles: float) -> NkiInstruction:
+def end(core: Core, on: engine | str, instruction: str, cycles: float, *tiles: NkiTensor) -> NkiInstruction:
+    """Count an issued instruction; `tiles` are the operands whose strides decide the memory bandwidth."""
+    if any(innermost_stride(t) * t.dtype.itemsize > cost.FULL_BANDWIDTH_STRIDE for t in tiles):
+        cycles *= cost.LARGE_STRIDE_FACTOR
     core.report.add(on if isinstance(on, str) else on.name, instruction, cycles)
     return ISSUED
+
+
+def innermost_stride(tensor: NkiTensor) -> int:
+    """Stride in elements of the last free dimension that has more than one element; 1 if there is none."""
+    for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.strides[1:]), strict=True):
+        if size != 1:
+            return stride
+    return 1
 
 
 def tile(core: Core, instruction: str, operand: str, tensor: Any, *buffers: MemoryRegion) -> NkiTensor:
@@ -186,6 +210,7 @@ def no_psum(instruction: str, on: str, **operands: Any) -> None:
 
 def pick_engine(instruction: str, chosen: engine, *allowed: engine) -> engine:
     """The requested engine, or the first allowed one when the compiler may choose."""
+    chosen = choose(f"nisa.{instruction}: engine", engine, chosen)
     if chosen is engine.unknown:
         return allowed[0]
     if chosen not in allowed:
@@ -268,8 +293,8 @@ def in_sbuf(*tensors: NkiTensor) -> bool:
     return all(t.buffer is MemoryRegion.sbuf for t in tensors)
 
 
-def contiguous(*tensors: NkiTensor) -> bool:
-    return all(t.is_contiguous() for t in tensors)
+def innermost_contiguous(*tensors: NkiTensor) -> bool:
+    return all(innermost_stride(t) == 1 for t in tensors)
 
 
 def arithmetic(op: Any, where: str) -> Op:

@@ -196,6 +196,6 @@ def sendrecv(
     if received.shape != dst.shape or received.dtype != dst.dtype.np:
         fail(f"{where}: dst", f"{dst!r}, but core {recv_from_rank} sends {received.dtype} {received.shape}")
     write(dst, received, f"{where}: dst")
-    size = min(src.contiguous_bytes(), dst.contiguous_bytes())
-    core.report.add_dma("sendrecv", src.size * src.dtype.itemsize, False, False, size)
+    size = src.size * src.dtype.itemsize
+    core.report.add_dma("sendrecv", size, size, False, False, min(src.contiguous_bytes(), dst.contiguous_bytes()))
     return ISSUED

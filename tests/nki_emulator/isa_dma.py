@@ -8,7 +8,10 @@ import numpy as np
 
 from .dtypes import from_float32, to_float32, uninitialised
 from .errors import fail
-from .isa_common import ISSUED, NkiInstruction, begin, dge_mode, engine, oob_mode
+from .isa_common import ISSUED, NkiInstruction, begin, choose, dge_mode, engine, oob_mode
+from .isa_common import dge_mode as dge_modes
+from .isa_common import engine as engines
+from .isa_common import oob_mode as oob_modes
 from .launch import Core
 from .memory import HBM, PARTITIONS, MemoryRegion
 from .ops import add, as_op
@@ -87,11 +90,13 @@ def scatter(tensor: NkiTensor, values: np.ndarray, where: str, mode: oob_mode, *
 
 
 def _count(core: Core, instruction: str, dst: NkiTensor, *sources: NkiTensor) -> None:
-    for src in sources:
-        size = min(src.contiguous_bytes(), dst.contiguous_bytes() * src.dtype.itemsize // dst.dtype.itemsize)
-        core.report.add_dma(
-            instruction, src.size * src.dtype.itemsize, src.buffer in HBM, dst.buffer in HBM, max(size, 1)
-        )
+    """Several sources are read one after the other; the result is written once."""
+    for i, src in enumerate(sources):
+        descriptor = min(src.contiguous_bytes(), dst.contiguous_bytes() * src.dtype.itemsize // dst.dtype.itemsize)
+        written = dst.size * dst.dtype.itemsize if i == 0 else 0
+        to_hbm = dst.buffer in HBM
+        read = src.size * src.dtype.itemsize
+        core.report.add_dma(instruction, read, written, src.buffer in HBM, to_hbm, max(descriptor, 1))
 
 
 def dma_copy(
@@ -106,11 +111,15 @@ def dma_copy(
 ) -> NkiInstruction:
     """dst = src between HBM and SBUF; a type change goes through float32."""
     core = begin("dma_copy")
+    oob_mode = choose("nisa.dma_copy: oob_mode", oob_modes, oob_mode)
+    dge_mode = choose("nisa.dma_copy: dge_mode", dge_modes, dge_mode)
+    engine = choose("nisa.dma_copy: engine", engines, engine)
     _operand(core, "dma_copy", "dst", dst)
     _operand(core, "dma_copy", "src", src)
     if dst.size != src.size:
         fail("nisa.dma_copy", f"src {src!r} has {src.size} elements, dst {dst!r} {dst.size}")
     _check_dge("dma_copy", dge_mode, engine, dst, src)
+    _check_index("dma_copy", dst=dst, src=src)
     values, inside = gather(src, "nisa.dma_copy: src", oob_mode)
     if src.dtype is not dst.dtype and src.dtype.np != dst.dtype.np:
         if dge_mode.name == "hwdge":
@@ -124,6 +133,17 @@ def dma_copy(
         dst.array("nisa.dma_copy: dst").reshape(values.shape)[inside] = values[inside]
     _count(core, "dma_copy", dst, src)
     return ISSUED
+
+
+def _check_index(instruction: str, **tensors: NkiTensor) -> None:
+    """One row index per partition: (P, 1), as many as the view has rows."""
+    for name, tensor in tensors.items():
+        by = tensor.indirect_by
+        if by is not None and by.vector and by.index.shape != (tensor.shape[0], 1):
+            fail(
+                f"nisa.{instruction}: {name}",
+                f"vector_offset {by.index!r} must have shape ({tensor.shape[0]}, 1), one index per row of {tensor!r}",
+            )
 
 
 def _check_dge(instruction: str, mode: dge_mode, on: engine, *tensors: NkiTensor) -> None:
@@ -151,6 +171,8 @@ def dma_transpose(
 ) -> NkiInstruction:
     """dst = src transposed: (1, 0), (2, 1, 0) or (3, 1, 2, 0); with a vector_offset, of gathered rows."""
     core = begin("dma_transpose")
+    oob_mode = choose("nisa.dma_transpose: oob_mode", oob_modes, oob_mode)
+    dge_mode = choose("nisa.dma_transpose: dge_mode", dge_modes, dge_mode)
     _operand(core, "dma_transpose", "dst", dst)
     _operand(core, "dma_transpose", "src", src)
     where = "nisa.dma_transpose"
@@ -230,6 +252,7 @@ def dma_compute(
 ) -> NkiInstruction:
     """dst = sum of srcs in float32; with a vector_offset, gather-add or scatter-add."""
     core = begin("dma_compute")
+    oob_mode = choose("nisa.dma_compute: oob_mode", oob_modes, oob_mode)
     where = "nisa.dma_compute"
     _operand(core, "dma_compute", "dst", dst)
     for i, src in enumerate(srcs):
@@ -244,6 +267,7 @@ def dma_compute(
         fail(f"{where}: scales", f"{scales}; only 1.0 is supported")
     indirect = [t for t in (dst, *srcs) if t.is_indirect()]
     if indirect:
+        _check_index("dma_compute", dst=dst, **{f"srcs[{i}]": t for i, t in enumerate(srcs)})
         if len(srcs) != 2:
             fail(f"{where}: srcs", f"{len(srcs)} tensors; read-modify-write with a vector_offset takes exactly 2")
         if not unique_indices:

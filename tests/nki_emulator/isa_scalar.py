@@ -98,7 +98,7 @@ def _activation(
             registers[:] = 0
         if sums:
             registers += result.sum(axis=1, dtype=np.float32)
-    end(core, engine.scalar, instruction, cost.streaming(dst.per_partition))
+    end(core, engine.scalar, instruction, cost.streaming(dst.per_partition), dst, data)
     if reduce_res is not None:
         tile(core, instruction, "reduce_res", reduce_res)
         if reduce_res.shape[0] != p or reduce_res.size != p:

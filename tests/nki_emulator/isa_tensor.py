@@ -90,7 +90,7 @@ def nc_matmul(
         if dst.dtype is not stationary.dtype:
             fail(f"{where}: dst", f"{dst!r}: with is_transpose it must have stationary's type {stationary.dtype}")
         _require_identity(where, moving)
-        write(dst, read(stationary, where).reshape(stationary.shape[0], m).T, f"{where}: dst", PsumState.matmul)
+        write(dst, read(stationary, where).reshape(stationary.shape[0], m).T, f"{where}: dst")
         return end(core, engine.tensor, "nc_matmul", cost.pe_transpose(n, m, is_fp32(stationary.dtype)))
     if dst.dtype is not float32 and not (core.generation >= 4 and dst.dtype is bfloat16):
         fail(f"{where}: dst", f"{dst!r} must be float32")
@@ -102,7 +102,7 @@ def nc_matmul(
     cycles = cost.matmul(
         m, n, is_fp32(moving.dtype), double_row=double, onezero=is_stationary_onezero or is_moving_onezero
     )
-    return end(core, engine.tensor, "nc_matmul", cycles)
+    return end(core, engine.tensor, "nc_matmul", cycles, moving)
 
 
 def _product(s: NkiTensor, m: NkiTensor, columns: int, n: int, double: bool, where: str) -> np.ndarray:
@@ -177,7 +177,6 @@ def nc_transpose(
         fail(f"{where}: dst", f"{dst!r} must have data's type {data.dtype}")
     if dst.shape[0] != f or dst.per_partition != p:
         fail(f"{where}: dst", f"{dst!r} must hold {f} partitions of {p} elements")
-    state = PsumState.matmul if on == "tensor" else PsumState.other
-    write(dst, read(data, f"{where}: data").reshape(p, f).T, f"{where}: dst", state)
+    write(dst, read(data, f"{where}: data").reshape(p, f).T, f"{where}: dst")
     cycles = cost.pe_transpose(p, f, is_fp32(data.dtype)) if on == "tensor" else cost.streaming(f)
     return end(core, on, "nc_transpose", cycles)

@@ -14,9 +14,9 @@ from .isa_common import (
     arithmetic,
     begin,
     check_integers,
-    contiguous,
     end,
     in_sbuf,
+    innermost_contiguous,
     is_16_bit_float,
     no_psum,
     not_both_psum,
@@ -58,14 +58,14 @@ def tensor_copy(
         write(dst, read(src, "nisa.tensor_copy: src").copy(), "nisa.tensor_copy: dst")
     else:
         write32(dst, read32(src, "nisa.tensor_copy: src"), "nisa.tensor_copy: dst")
-    return end(core, on, "tensor_copy", _copy_cycles(on, dst.per_partition, dst, src))
+    return end(core, on, "tensor_copy", _copy_cycles(on, dst.per_partition, dst, src), dst, src)
 
 
 def _copy_cycles(on: engines, n: int, dst: NkiTensor, src: NkiTensor) -> float:
     if on is not engines.vector:
         return cost.streaming(n)
     return cost.fast_copy(
-        n, all_16_bit=is_16_bit_float(dst, src), all_sbuf=in_sbuf(dst, src), contiguous=contiguous(dst, src)
+        n, all_16_bit=is_16_bit_float(dst, src), all_sbuf=in_sbuf(dst, src), contiguous=innermost_contiguous(dst, src)
     )
 
 
@@ -88,7 +88,8 @@ def memset(dst: NkiTensor, value: float, engine: engines = engines.unknown, name
     else:
         filler = from_float32(np.array(value, np.float32), dst.dtype)
     write(dst, np.broadcast_to(filler, dst.shape), "nisa.memset: dst")
-    return end(core, on, "memset", cost.streaming(dst.per_partition))
+    half = value == 0 and is_16_bit_float(dst)  # OLD
+    return end(core, on, "memset", cost.streaming(dst.per_partition // 2 if half else dst.per_partition), dst)
 
 
 def tensor_tensor(
@@ -135,7 +136,7 @@ def tensor_tensor(
         write32(dst, result, f"{where}: dst")
     psum_inputs = (data1.buffer is MemoryRegion.psum) + (data2.buffer is MemoryRegion.psum)
     fast = is_16_bit_float(dst, data1, data2) and in_sbuf(data1, data2)
-    return end(core, on, "tensor_tensor", cost.tensor_tensor(dst.per_partition, psum_inputs, fast))
+    return end(core, on, "tensor_tensor", cost.tensor_tensor(dst.per_partition, psum_inputs, fast), dst, data1, data2)
 
 
 def _bit_result(values: np.ndarray, dst: NkiTensor) -> np.ndarray:
@@ -185,7 +186,7 @@ def tensor_scalar(
             x = scalar_step(core, "tensor_scalar", op, x, operand, reverse, label)
         write32(dst, x, f"{where}: dst")
     cycles = cost.gpsimd_rsqrt(n) if on is engines.gpsimd else _copy_cycles(on, n, dst, data)
-    return end(core, on, "tensor_scalar", cycles)
+    return end(core, on, "tensor_scalar", cycles, dst, data)
 
 
 def _tensor_scalar_engine(core: Core, engine: engines, first: Op, second: Op | None) -> engines:
@@ -215,6 +216,12 @@ def scalar_step(
             return run(x)
         if operand is None:
             fail(f"nisa.{instruction}: {label}", f"missing; {op!r} takes two operands")
+        # The documentation says float32; AWS's own kernels also pass bfloat16. Integers are refused.
+        if isinstance(operand, NkiTensor) and not operand.dtype.is_float:
+            fail(
+                f"nisa.{instruction}: {label}",
+                f"{operand!r}: the operand of an arithmetic operator must be a float type",
+            )
         value = scalar_operand(core, instruction, label, operand, x.shape[0])
         return np.asarray(run(value, x) if reverse else run(x, value), np.float32)
 
@@ -262,8 +269,9 @@ def scalar_tensor_tensor(
         result = second.arithmetic(y, x) if reverse1 else second.arithmetic(x, y)
     write32(dst, result, f"{where}: dst")
     psum_inputs = (data.buffer is MemoryRegion.psum) + (operand1.buffer is MemoryRegion.psum)
-    fast = is_16_bit_float(dst, data, operand1) and in_sbuf(data, operand1)
-    return end(core, engines.vector, "scalar_tensor_tensor", cost.tensor_tensor(dst.per_partition, psum_inputs, fast))
+    # The performance mode lists tensor_tensor, not this instruction.
+    cycles = cost.tensor_tensor(dst.per_partition, psum_inputs, all_16_bit_sbuf=False)
+    return end(core, engines.vector, "scalar_tensor_tensor", cycles, dst, data, operand1)
 
 
 def tensor_reduce(
@@ -302,7 +310,7 @@ def tensor_reduce(
         write32(dst, -result if negate else result, f"{where}: dst")
     n = data.per_partition
     fast = is_16_bit_float(dst, data) and found.name in ("add", "maximum")
-    return end(core, engines.vector, "tensor_reduce", cost.streaming(n // 2 if fast else n))
+    return end(core, engines.vector, "tensor_reduce", cost.streaming(n // 2 if fast else n), data)
 
 
 def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
@@ -313,7 +321,7 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiI
     same_elements("reciprocal", dst, data=data)
     with np.errstate(all="ignore"):
         write32(dst, 1 / read32(data, "nisa.reciprocal: data"), "nisa.reciprocal: dst")
-    return end(core, engines.vector, "reciprocal", cost.reciprocal(dst.per_partition))
+    return end(core, engines.vector, "reciprocal", cost.reciprocal(dst.per_partition), dst, data)
 
 
 def vector_accumulate(
@@ -383,7 +391,7 @@ def tensor_scalar_reduce(
     )
     write32(dst, x, f"{where}: dst")
     vector_accumulate(core, "tensor_scalar_reduce", reducer, x, reduce_cmd, reduce_init, reduce_res, reduce_res_negate)
-    return end(core, engines.vector, "tensor_scalar_reduce", cost.streaming(dst.per_partition))
+    return end(core, engines.vector, "tensor_scalar_reduce", cost.streaming(dst.per_partition), dst, data)
 
 
 def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None) -> NkiInstruction:

@@ -101,7 +101,7 @@ class Core:
         self.generation = generation()
         self.report = CoreReport(self.generation)
         self.clock = 0
-        self.on_chip: list[Storage] = []
+        self.tiles: list[memory.Lifetime] = []
         self.addressed: dict[MemoryRegion, memory.AddressedMemory] = {}
         self.shared_allocations = 0
         self.scalar_accumulator = np.zeros(memory.PARTITIONS, np.float32)
@@ -134,7 +134,8 @@ class Core:
                 storage = memory.allocate_on_chip(region, shape[0], row, dtype, name)
                 if region is MemoryRegion.psum:
                     storage.psum_state = np.zeros((shape[0], (row + 3) // 4), np.uint8)
-                self.on_chip.append(storage)
+                storage.lifetime = memory.Lifetime(region, row, name)
+                self.tiles.append(storage.lifetime)
             else:
                 storage = self._addressed(region).place(where, shape, row, dtype, address, name)
             storage.core = self.rank
@@ -167,42 +168,35 @@ class Core:
         return storage
 
     def use(self, storage: Storage) -> None:
-        if not storage.alive:
+        life = storage.lifetime
+        if life is None:
+            return
+        if not life.usable:
             fail(f"tensor {storage.name!r}", "made inside a dynamic loop, used outside it")
-        if storage.first_use < 0:
-            storage.first_use = self.clock
-        storage.last_use = self.clock
+        if life.first_use < 0:
+            life.first_use = self.clock
+        life.last_use = self.clock
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Tiles made inside do not outlive it: the body of a dynamic loop."""
-        before = len(self.on_chip)
+        before = len(self.tiles)
         yield
-        for storage in self.on_chip[before:]:
-            storage.alive = False
+        for life in self.tiles[before:]:
+            life.usable = False
 
     def peak(self, region: MemoryRegion) -> tuple[int, str]:
-        """Largest bytes per partition in use at one time, and the largest tensors then in use."""
-        events: list[tuple[int, int, Storage]] = []
-        for s in self.on_chip:
-            if s.buffer is region and s.first_use >= 0:
-                events += [(s.first_use, 0, s), (s.last_use, 1, s)]
-        events.sort(key=lambda e: (e[0], e[1]))
-        now = peak = 0
-        live: dict[int, Storage] = {}
-        at_peak: list[Storage] = []
-        for _, ends, s in events:
-            if ends:
-                now -= s.row_bytes
-                live.pop(id(s))
-                continue
-            now += s.row_bytes
-            live[id(s)] = s
+        """Largest bytes per partition in use at one time, and the largest tiles then in use."""
+        used = [t for t in self.tiles if t.buffer is region and t.first_use >= 0]
+        # A tile takes its place before others of the same instruction give theirs up.
+        events = sorted([(t.first_use, 0, t.row_bytes) for t in used] + [(t.last_use, 1, -t.row_bytes) for t in used])
+        now = peak = at = 0
+        for clock, _, change in events:
+            now += change
             if now > peak:
-                peak = now
-                at_peak = list(live.values())
-        largest = sorted(at_peak, key=lambda s: -s.row_bytes)[:4]
-        return peak, ", ".join(f"{s.name or 'unnamed'} {s.row_bytes} B" for s in largest)
+                peak, at = now, clock
+        largest = sorted((t for t in used if t.first_use <= at <= t.last_use), key=lambda t: -t.row_bytes)[:4]
+        return peak, ", ".join(f"{t.name or 'unnamed'} {t.row_bytes} B" for t in largest)
 
     def close(self) -> None:
         """Capacity is checked over lifetimes, first to last use, as an allocator that knows the program would."""
@@ -344,7 +338,7 @@ class _Arguments:
         array = np.array(value.array(where))
         if self.torch is None:
             return array
-        if value.dtype.kind != "f" or array.dtype.isbuiltin == 1:  # ml_dtypes registers its types as 2
+        if array.dtype.isbuiltin == 1:
             return self.torch.from_numpy(array)
         bits = array.view(np.uint8 if array.dtype.itemsize == 1 else np.int16)
         return self.torch.from_numpy(bits).view(getattr(self.torch, str(value.dtype)))

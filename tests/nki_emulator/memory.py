@@ -52,6 +52,18 @@ class PsumState(Enum):
 
 
 @dataclass(eq=False)
+class Lifetime:
+    """What stays known of a tile after its data is gone: its size, and the instructions that used it first and last."""
+
+    buffer: MemoryRegion
+    row_bytes: int
+    name: str
+    first_use: int = -1
+    last_use: int = -1
+    usable: bool = True  # False after the dynamic loop body that made the tile
+
+
+@dataclass(eq=False)
 class Storage:
     """One allocation.
 
@@ -69,9 +81,7 @@ class Storage:
     start_partition: int = 0
     start_byte: int | None = None  # address inside the partition, where the kernel chose it
     core: int | None = None
-    first_use: int = -1
-    last_use: int = -1
-    alive: bool = True
+    lifetime: Lifetime | None = None
     psum_state: np.ndarray | None = field(default=None, repr=False)  # [partitions, row words of 4 bytes]
 
     @property
@@ -114,7 +124,6 @@ class AddressedMemory:
         self.data = np.empty(PARTITIONS * bytes_per_partition, np.uint8)
         self.rows = self.data.reshape(PARTITIONS, bytes_per_partition)
         self.claimed = np.zeros((PARTITIONS, bytes_per_partition), bool)
-        self.state = np.zeros((PARTITIONS, bytes_per_partition // 4), np.uint8)
 
     def place(
         self, where: str, shape: tuple[int, ...], row_bytes: int, dtype: DType, address: tuple[int, int], name: str
@@ -148,5 +157,7 @@ class AddressedMemory:
             start_byte=byte,
         )
         if self.buffer is MemoryRegion.psum:
-            storage.psum_state = self.state[area[0], byte // 4 : (byte + row_bytes + 3) // 4]
+            # Of this tensor, not of the address: "first write overwrites" is decided per tensor, also where several
+            # tensors take turns at one address.
+            storage.psum_state = np.zeros((shape[0], (row_bytes + 3) // 4), np.uint8)
         return storage

@@ -7,6 +7,7 @@ Rules: docstrings of NkiTensor in nki/language, and nki-aps.rst.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
 from dataclasses import dataclass
@@ -21,7 +22,36 @@ from .memory import HBM, MemoryRegion, Storage
 
 
 class NKIObject:
-    """Base class of objects a kernel may make and pass around."""
+    """Base class of objects a kernel may make and pass around.
+
+    Any class attribute is a field, annotated or not; a field without a value defaults to None; the initializer is made
+    whether `@dataclass` is there or not (nki-language-guide.rst, "Classes").
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        annotations = dict(inspect.get_annotations(cls))
+        for name, value in list(vars(cls).items()):
+            if not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__"):
+                annotations.setdefault(name, Any)
+        cls.__annotations__ = annotations
+        for name in annotations:
+            if name not in vars(cls):
+                setattr(cls, name, None)
+        if "__init__" not in vars(cls) and annotations:
+            cls.__init__ = _initializer(tuple(annotations))  # type: ignore[misc]
+
+
+def _initializer(fields: tuple[str, ...]) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if len(args) > len(fields) or not set(kwargs) <= set(fields):
+            raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
+        for name, value in (*zip(fields, args, strict=False), *kwargs.items()):
+            object.__setattr__(self, name, value)  # frozen dataclasses too
+        if hasattr(self, "__post_init__"):
+            self.__post_init__()
+
+    return __init__
 
 
 @dataclass(frozen=True)
@@ -42,6 +72,17 @@ class Indirect:
     limit: int  # exclusive bound of a scalar index
 
 
+@dataclass(frozen=True)
+class _At:
+    """Where an error happened, put in words only if there is one."""
+
+    tensor: NkiTensor
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.tensor!r}{self.method}"
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = []
     step = 1
@@ -51,7 +92,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _int(value: Any, where: str) -> int:
+def _int(value: Any, where: object) -> int:
     try:
         return operator.index(value)
     except TypeError:
@@ -150,7 +191,7 @@ class NkiTensor(NKIObject):
         )
 
     def _dim(self, dim: int, method: str, *, free: bool = False) -> int:
-        where = f"{self!r}.{method}"
+        where = _At(self, ".{method}")
         if not -self.ndim <= dim < self.ndim:
             fail(where, f"dimension {dim} does not exist")
         dim %= self.ndim
@@ -162,7 +203,7 @@ class NkiTensor(NKIObject):
         return self.indirect_by is not None and self.indirect_by.vector
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        where = f"{self!r}[...]"
+        where = _At(self, "[...]")
         keys = list(key) if isinstance(key, tuple) else [key]
         if any(k is Ellipsis for k in keys):
             at = next(i for i, k in enumerate(keys) if k is Ellipsis)
@@ -251,14 +292,14 @@ class NkiTensor(NKIObject):
         return self._view(shape, strides, indirect=indirect)
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
-        where = f"{self!r}.vector_select"
+        where = _At(self, ".vector_select")
         if dim != 0:
             fail(where, f"dimension {dim}: only 0 can be indirect")
         indirect = self._make_indirect("vector_select", vector_offset, self.strides[0], self.shape[0], vector=True)
         return self._view((vector_offset.shape[0], *self.shape[1:]), self.strides, indirect=indirect)
 
     def _make_indirect(self, method: str, index: Any, scale: int, limit: int, *, vector: bool) -> Indirect:
-        where = f"{self!r}.{method}"
+        where = _At(self, ".{method}")
         if self.is_indirect():
             fail(where, "the view is indirect already")
         if isinstance(index, NkiTensor):
@@ -304,7 +345,7 @@ class NkiTensor(NKIObject):
         return self._view((*self.shape[:dim], *self.shape[dim + 1 :]), (*self.strides[:dim], *self.strides[dim + 1 :]))
 
     def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> NkiTensor:
-        where = f"{self!r}.reshape_dim"
+        where = _At(self, ".reshape_dim")
         dim = self._dim(dim, "reshape_dim", free=len(shape) != 1)
         sizes = list(shape)
         if sizes.count(-1) == 1:
@@ -318,7 +359,7 @@ class NkiTensor(NKIObject):
         )
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
-        where = f"{self!r}.flatten_dims"
+        where = _At(self, ".flatten_dims")
         start, end = self._dim(start_dim, "flatten_dims"), self._dim(end_dim, "flatten_dims")
         if start == 0 and end > 0 and (self.on_chip or self._vector()):
             fail(where, "dimension 0, the partitions, cannot be merged")
@@ -329,7 +370,7 @@ class NkiTensor(NKIObject):
         )
 
     def reshape(self, shape: Any, *more: int) -> NkiTensor:
-        where = f"{self!r}.reshape"
+        where = _At(self, ".reshape")
         sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape, *more)
         sizes = tuple(_int(n, where) for n in sizes)
         if prod(sizes) != self.size:
@@ -342,7 +383,7 @@ class NkiTensor(NKIObject):
         return self._view(sizes, _reshape(self.shape, self.strides, sizes, where))
 
     def rearrange(self, src_pattern: Any, dst_pattern: Any, fixed_sizes: dict[str, int] | None = None) -> NkiTensor:
-        where = f"{self!r}.rearrange"
+        where = _At(self, ".rearrange")
         sizes = dict(fixed_sizes or {})
         if len(src_pattern) != self.ndim:
             fail(where, f"{src_pattern} names {len(src_pattern)} dimensions of {self.ndim}")
@@ -380,7 +421,7 @@ class NkiTensor(NKIObject):
         indirect_dim: int = 0,
         dtype: Any = None,
     ) -> NkiTensor:
-        where = f"{self!r}.ap"
+        where = _At(self, ".ap")
         new = self.dtype if dtype is None else as_dtype(dtype, where)
         strides = tuple(_int(s, where) for s, _ in pattern)
         shape = tuple(_int(n, where) for _, n in pattern)
@@ -416,7 +457,7 @@ class NkiTensor(NKIObject):
         return self._view(shape, strides, start, dtype=new, indirect=indirect)
 
     def view(self, dtype: Any) -> NkiTensor:
-        where = f"{self!r}.view"
+        where = _At(self, ".view")
         new = as_dtype(dtype, where)
         old_size, new_size = self.dtype.itemsize, new.itemsize
         if old_size == new_size:
@@ -520,7 +561,7 @@ class NkiTensor(NKIObject):
         return run * self.dtype.itemsize
 
 
-def _merge(shape: tuple[int, ...], strides: tuple[int, ...], where: str) -> tuple[int, int]:
+def _merge(shape: tuple[int, ...], strides: tuple[int, ...], where: object) -> tuple[int, int]:
     dims = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
     if not dims:
         return 1, strides[-1] if strides else 1
@@ -530,7 +571,7 @@ def _merge(shape: tuple[int, ...], strides: tuple[int, ...], where: str) -> tupl
     return prod(n for n, _ in dims), dims[-1][1]
 
 
-def _reshape(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...], where: str) -> tuple[int, ...]:
+def _reshape(shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...], where: object) -> tuple[int, ...]:
     """Strides of the new shape over the same memory, as `numpy.ndarray.reshape` without a copy would give."""
     dims = [[n, s] for n, s in zip(shape, strides, strict=True) if n != 1]
     merged: list[list[int]] = []

@@ -20,7 +20,6 @@ Kernels take the references' arguments without the counts, which say the same as
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -104,7 +103,7 @@ def _experts(
         w1_EFD: gate projections, dtype of ``x_RD``.
         w2_EDF: down projections.
         w3_EFD: up projections.
-        counts_E: see `BlockPlan`; kernels do without it.
+        counts_E: see `BlockPlan`.
         first_block_E2: see `BlockPlan`; the reference does without it.
         row_NS: likewise.
 
@@ -255,17 +254,6 @@ def _fake_weight_gradients(
     return w1_EFD, x_RD.new_empty((num_experts, dim, hidden_dim)), torch.empty_like(w1_EFD)
 
 
-def _launch(kernel: Callable[..., Any], *args: torch.Tensor) -> Any:
-    *tensors, _, first_block_E2, row_NS = args
-    return kernel(*(tensor.contiguous() for tensor in tensors), first_block_E2, row_NS)
-
-
-def _launch_weight_gradients(kernel: Callable[..., Any], *args: torch.Tensor) -> Any:
-    *tensors, _, first_block_E2, row_NS = args
-    first_block_E1 = first_block_E2[:-1].contiguous()  # rows without expert add to no weight
-    return kernel(*(tensor.contiguous() for tensor in tensors), first_block_E1, row_NS)
-
-
 def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs, *output[1:])
@@ -284,7 +272,6 @@ experts_weight_gradients = Operator(
     fake=_fake_weight_gradients,
     kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_weight_gradients_kernel",
     limits=LIMITS,
-    launch=_launch_weight_gradients,
 )
 
 experts_input_gradient = Operator(
@@ -293,7 +280,6 @@ experts_input_gradient = Operator(
     fake=_fake_input_gradient,
     kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_input_gradient_kernel",
     limits=LIMITS,
-    launch=_launch,
 )
 
 experts = Operator(
@@ -305,5 +291,4 @@ experts = Operator(
     gradient=_gradient,
     backward=(experts_input_gradient, experts_weight_gradients),
     limits=LIMITS,
-    launch=_launch,
 )

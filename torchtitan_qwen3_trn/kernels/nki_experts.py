@@ -1,20 +1,22 @@
 """NKI kernels of grouped SwiGLU experts for Trainium2: forward, input gradient, weight gradients.
 
-Shape suffixes: R rows sorted by expert, D model dimension, F hidden dimension, E experts, N blocks, S rows of a block;
-on chip P = 128 partitions, T tokens (rows) of a tile, at most 128, K tiles of 128 of a contracted dimension, C columns.
+Shape suffixes: R rows sorted by expert, D model dimension, F hidden dimension, E experts, N blocks, S rows of a
+block; on chip P = 128 partitions, T tokens (rows) of a tile, at most 128, K tiles of 128 of a contracted dimension, C
+columns.
 
 Blocks. The plan (`torchtitan_qwen3_trn.kernels.experts.block_plan`) says which rows a block holds and which blocks an
-expert owns. Loops over experts are unrolled; the loop over an expert's blocks runs on the device with bounds read from the
-plan, so the time follows the tokens, shapes stay static, and the host never waits. Rows are gathered and scattered by
-index; slots without a row (-1) are skipped by the DMA engines.
+expert owns. Loops over experts are unrolled; the loop over an expert's blocks, or its tiles of 128 rows, runs on the
+device with bounds read from the plan, so the time follows the tokens, shapes stay static, and the host never waits.
+Rows are gathered and scattered by index; slots without a row (-1) are skipped by the DMA engines.
 
-Two cores. Both work on every expert: what is F wide is split by F between them, what is D wide by D. Each weight is read
-once, the split does not depend on routing, and every element is computed by the same instructions in the same order on
-one core as on two, so results are bit-identical. Between the F-wide and the D-wide half the cores meet at one barrier.
+Two cores. Both work on every expert: what is F wide is split by F between them, what is D wide by D. Each weight is
+read once, the split does not depend on routing, and every element is computed by the same instructions in the same
+order on one core as on two, so results are bit-identical. Between the F-wide and the D-wide half the cores meet at a
+barrier.
 
 Forward streams weights through the Tensor Engine against stationary rows, so W1, W3 and W2 are needed with the
-contracted dimension on partitions: their transposes, made by DMA on the way in (bfloat16; float32 on the Tensor Engine).
-The gradients contract the other dimension and take the weights as they lie.
+contracted dimension on partitions: their transposes, made by DMA on the way in (in float32 on the Tensor Engine). The
+gradients contract the other dimension and take the weights as they lie.
 
 Written for the language subset of nki 0.6; imported only where `nki` is.
 """
@@ -23,6 +25,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from torchtitan_qwen3_trn.kernels.nki_rope import bytes_of
+
 __all__ = ["experts_input_gradient_kernel", "experts_kernel", "experts_weight_gradients_kernel"]
 
 TILE = 128
@@ -30,12 +34,15 @@ TILE = 128
 MOVING = 512
 """Columns a matmul streams, and float32 elements of a PSUM bank."""
 BANK_BYTES = 2048
+WEIGHT_BUDGET = 128 * 1024
+"""Bytes per partition for the weights of two experts, the one at work and the next. Wider weights are worked on in parts,
+with a pass over the rows for each."""
 ACCUMULATOR_BUDGET = 120 * 1024
 """Bytes per partition for the weight gradients of one expert: float32 sums, and their copy in the weights' dtype."""
 
 
 @nki.jit
-def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, first_block, row_NS):
+def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_NS):
     """y = (silu(x W1^T) * (x W3^T)) W2^T, each row with the weights of its expert.
 
     Args:
@@ -43,9 +50,10 @@ def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, first_block, row_NS):
         w1_EFD: gate projections, dtype of ``x_RD``; D and F are multiples of 128.
         w2_EDF: down projections.
         w3_EFD: up projections.
-        first_block: int32 (E + 2,); expert e owns blocks first_block[e] to first_block[e + 1]; the last pair bounds the
-            blocks of rows without expert.
-        row_NS: int32; row in each slot of each block, -1 in free slots; S a multiple of 128.
+        counts_E: int32; rows of each expert.
+        first_block_E2: int32 (E + 2,); expert e owns blocks first_block_E2[e] to first_block_E2[e + 1], of which only
+            tiles of 128 with rows are worked on; the last pair bounds the blocks of rows without expert.
+        row_NS: int32; row in each slot of each block, ascending, then -1; S a multiple of 128.
 
     Returns:
         ``y_RD`` with zeros in rows without expert, and g = x W1^T and u = x W3^T, ``(R, F)``, unwritten in those rows.
@@ -55,79 +63,84 @@ def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, first_block, row_NS):
     y_RD = nl.ndarray((rows, dim), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="y")
     g_RF = nl.ndarray((rows, hidden), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="g")
     u_RF = nl.ndarray((rows, hidden), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="u")
-    h_NSF = nl.ndarray((row_NS.shape[0], row_NS.shape[1], hidden), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="h")
-    bounds = load_bounds(first_block)
+    row_NT = in_tiles(row_NS)
+    h_NTF = nl.ndarray((row_NT.shape[0], TILE, hidden), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="h")
+    bounds = tile_bounds(counts_E, first_block_E2, row_NS)
     f_start, f_stop = share_of_core(hidden)
     d_start, d_stop = share_of_core(dim)
 
     # Weights of the next expert are requested before the rows of this one are worked on.
-    w1, w3 = load_transposed(w1_EFD[0, f_start:f_stop, :]), load_transposed(w3_EFD[0, f_start:f_stop, :])
-    for expert in range(num_experts):
-        w1_now, w3_now = w1, w3
-        if expert + 1 < num_experts:
-            w1 = load_transposed(w1_EFD[expert + 1, f_start:f_stop, :])
-            w3 = load_transposed(w3_EFD[expert + 1, f_start:f_stop, :])
-        gate_and_up(x_RD, w1_now, w3_now, g_RF, u_RF, h_NSF, row_NS, bounds, expert, f_start)
-    meet_other_core(h_NSF)
-    w2 = load_transposed(w2_EDF[0, d_start:d_stop, :])
-    for expert in range(num_experts):
-        w2_now = w2
-        if expert + 1 < num_experts:
-            w2 = load_transposed(w2_EDF[expert + 1, d_start:d_stop, :])
-        down(h_NSF, w2_now, y_RD, row_NS, bounds, expert, d_start)
-    write_zeros(y_RD, row_NS, bounds, num_experts, d_start, d_stop)
+    for part in chunks(f_stop - f_start, weight_columns_that_fit(2, dim, x_RD.dtype)):
+        start, stop = f_start + part[0], f_start + part[1]
+        w1, w3 = load_transposed(w1_EFD[0, start:stop, :]), load_transposed(w3_EFD[0, start:stop, :])
+        for expert in range(num_experts):
+            w1_now, w3_now = w1, w3
+            if expert + 1 < num_experts:
+                w1 = load_transposed(w1_EFD[expert + 1, start:stop, :])
+                w3 = load_transposed(w3_EFD[expert + 1, start:stop, :])
+            gate_and_up(x_RD, w1_now, w3_now, g_RF, u_RF, h_NTF, row_NT, bounds, expert, start)
+    meet_other_core(h_NTF)
+    for part in chunks(d_stop - d_start, weight_columns_that_fit(1, hidden, x_RD.dtype)):
+        start, stop = d_start + part[0], d_start + part[1]
+        w2 = load_transposed(w2_EDF[0, start:stop, :])
+        for expert in range(num_experts):
+            w2_now = w2
+            if expert + 1 < num_experts:
+                w2 = load_transposed(w2_EDF[expert + 1, start:stop, :])
+            down(h_NTF, w2_now, y_RD, row_NT, bounds, expert, start)
+    write_zeros(y_RD, row_NT, bounds, num_experts, d_start, d_stop)
     return y_RD, g_RF, u_RF
 
 
-def gate_and_up(x_RD, w1_PKC, w3_PKC, g_RF, u_RF, h_NSF, row_NS, bounds, expert, f_start):
-    """g, u and silu(g) u of this core's columns, for every block of one expert."""
+def gate_and_up(x_RD, w1_PKC, w3_PKC, g_RF, u_RF, h_NTF, row_NT, bounds, expert, f_start):
+    """g, u and silu(g) u of this core's columns, for every tile of one expert."""
     dim, columns = x_RD.shape[1], w1_PKC.shape[2]
     hidden = g_RF.shape[1]
 
-    def block(i):
-        for tile in range(row_NS.shape[1] // TILE):
-            index = load_index(row_NS, i, tile)
-            x_TD = gather(x_RD, index, 0, dim)
-            x_PKT = transpose(x_TD)
-            for start, stop in chunks(columns, MOVING):
-                width = stop - start
-                gate = multiply_tiles(x_PKT, w1_PKC, start, stop)
-                up = multiply_tiles(x_PKT, w3_PKC, start, stop)
-                g_TC = nl.ndarray((TILE, width), dtype=x_RD.dtype, buffer=nl.sbuf)
-                u_TC = nl.ndarray((TILE, width), dtype=x_RD.dtype, buffer=nl.sbuf)
-                silu_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
-                h_TC = nl.ndarray((TILE, width), dtype=x_RD.dtype, buffer=nl.sbuf)
-                nisa.activation(dst=g_TC, op=nl.copy, data=gate)
-                nisa.tensor_copy(dst=u_TC, src=up, engine=nisa.engine.vector)
-                nisa.activation(dst=silu_TC, op=nl.silu, data=g_TC)
-                nisa.tensor_tensor(dst=h_TC, data1=silu_TC, data2=u_TC, op=nl.multiply)
-                scatter(g_RF, index, g_TC, f_start + start)
-                scatter(u_RF, index, u_TC, f_start + start)
-                nisa.dma_copy(dst=block_rows(h_NSF, i, tile, f_start + start, width, hidden), src=h_TC)
+    def tile(i):
+        index = load_index(row_NT, i, 0)
+        x_TD = gather(x_RD, index, 0, dim)
+        x_PKT = transpose(x_TD)
+        for part in chunks(columns, MOVING):
+            start, stop = part
+            width = stop - start
+            gate = multiply_tiles(x_PKT, w1_PKC, start, stop)
+            up = multiply_tiles(x_PKT, w3_PKC, start, stop)
+            g_TC = nl.ndarray((TILE, width), dtype=x_RD.dtype, buffer=nl.sbuf)
+            u_TC = nl.ndarray((TILE, width), dtype=x_RD.dtype, buffer=nl.sbuf)
+            silu_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
+            h_TC = nl.ndarray((TILE, width), dtype=x_RD.dtype, buffer=nl.sbuf)
+            nisa.activation(dst=g_TC, op=nl.copy, data=gate)
+            nisa.tensor_copy(dst=u_TC, src=up, engine=nisa.engine.vector)
+            nisa.activation(dst=silu_TC, op=nl.silu, data=g_TC)
+            nisa.tensor_tensor(dst=h_TC, data1=silu_TC, data2=u_TC, op=nl.multiply)
+            scatter(g_RF, index, g_TC, f_start + start)
+            scatter(u_RF, index, u_TC, f_start + start)
+            nisa.dma_copy(dst=tile_of(h_NTF, i, f_start + start, width, hidden), src=h_TC)
 
-    over_blocks(bounds, expert, block)
+    over_tiles(bounds, expert, tile)
 
 
-def down(h_NSF, w2_PKC, y_RD, row_NS, bounds, expert, d_start):
-    """y of this core's columns, for every block of one expert."""
-    hidden, columns = h_NSF.shape[2], w2_PKC.shape[2]
+def down(h_NTF, w2_PKC, y_RD, row_NT, bounds, expert, d_start):
+    """y of this core's columns, for every tile of one expert."""
+    hidden, columns = h_NTF.shape[2], w2_PKC.shape[2]
 
-    def block(i):
-        for tile in range(row_NS.shape[1] // TILE):
-            index = load_index(row_NS, i, tile)
-            h_TF = nl.ndarray((TILE, hidden), dtype=h_NSF.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=h_TF, src=block_rows(h_NSF, i, tile, 0, hidden, hidden))
-            h_PKT = transpose(h_TF)
-            y_TC = nl.ndarray((TILE, columns), dtype=y_RD.dtype, buffer=nl.sbuf)
-            for start, stop in chunks(columns, MOVING):
-                nisa.activation(dst=y_TC[:, start:stop], op=nl.copy, data=multiply_tiles(h_PKT, w2_PKC, start, stop))
-            scatter(y_RD, index, y_TC, d_start)
+    def tile(i):
+        index = load_index(row_NT, i, 0)
+        h_TF = nl.ndarray((TILE, hidden), dtype=h_NTF.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=h_TF, src=tile_of(h_NTF, i, 0, hidden, hidden))
+        h_PKT = transpose(h_TF)
+        y_TC = nl.ndarray((TILE, columns), dtype=y_RD.dtype, buffer=nl.sbuf)
+        for part in chunks(columns, MOVING):
+            start, stop = part
+            nisa.activation(dst=y_TC[:, start:stop], op=nl.copy, data=multiply_tiles(h_PKT, w2_PKC, start, stop))
+        scatter(y_RD, index, y_TC, d_start)
 
-    over_blocks(bounds, expert, block)
+    over_tiles(bounds, expert, tile)
 
 
 @nki.jit
-def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, first_block, row_NS):
+def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_NS):
     """Gradient of the rows, and the operands of the weights' gradients.
 
     Args:
@@ -137,7 +150,8 @@ def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, fir
         w1_EFD: as given to `experts_kernel`, as the rest.
         w2_EDF: likewise.
         w3_EFD: likewise.
-        first_block: likewise.
+        counts_E: likewise.
+        first_block_E2: likewise.
         row_NS: likewise.
 
     Returns:
@@ -150,91 +164,92 @@ def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, fir
     dg_RF = nl.ndarray((rows, hidden), dtype=dy_RD.dtype, buffer=nl.shared_hbm, name="dg")
     du_RF = nl.ndarray((rows, hidden), dtype=dy_RD.dtype, buffer=nl.shared_hbm, name="du")
     h_RF = nl.ndarray((rows, hidden), dtype=dy_RD.dtype, buffer=nl.shared_hbm, name="h")
-    bounds = load_bounds(first_block)
+    row_NT = in_tiles(row_NS)
+    bounds = tile_bounds(counts_E, first_block_E2, row_NS)
     f_start, f_stop = share_of_core(hidden)
     d_start, d_stop = share_of_core(dim)
 
-    w2 = load_as_is(w2_EDF[0, :, f_start:f_stop])
-    for expert in range(num_experts):
-        w2_now = w2
-        if expert + 1 < num_experts:
-            w2 = load_as_is(w2_EDF[expert + 1, :, f_start:f_stop])
-        gate_and_up_backward(dy_RD, g_RF, u_RF, w2_now, dg_RF, du_RF, h_RF, row_NS, bounds, expert, f_start)
+    for part in chunks(f_stop - f_start, weight_columns_that_fit(1, dim, dy_RD.dtype)):
+        start, stop = f_start + part[0], f_start + part[1]
+        w2 = load_as_is(w2_EDF[0, :, start:stop])
+        for expert in range(num_experts):
+            w2_now = w2
+            if expert + 1 < num_experts:
+                w2 = load_as_is(w2_EDF[expert + 1, :, start:stop])
+            gate_and_up_backward(dy_RD, g_RF, u_RF, w2_now, dg_RF, du_RF, h_RF, row_NT, bounds, expert, start)
     meet_other_core(dg_RF)
     meet_other_core(du_RF)
-    w1, w3 = load_as_is(w1_EFD[0, :, d_start:d_stop]), load_as_is(w3_EFD[0, :, d_start:d_stop])
-    for expert in range(num_experts):
-        w1_now, w3_now = w1, w3
-        if expert + 1 < num_experts:
-            w1 = load_as_is(w1_EFD[expert + 1, :, d_start:d_stop])
-            w3 = load_as_is(w3_EFD[expert + 1, :, d_start:d_stop])
-        input_gradient(dg_RF, du_RF, w1_now, w3_now, dx_RD, row_NS, bounds, expert, d_start)
-    write_zeros(dx_RD, row_NS, bounds, num_experts, d_start, d_stop)
+    for part in chunks(d_stop - d_start, weight_columns_that_fit(2, hidden, dy_RD.dtype)):
+        start, stop = d_start + part[0], d_start + part[1]
+        w1, w3 = load_as_is(w1_EFD[0, :, start:stop]), load_as_is(w3_EFD[0, :, start:stop])
+        for expert in range(num_experts):
+            w1_now, w3_now = w1, w3
+            if expert + 1 < num_experts:
+                w1 = load_as_is(w1_EFD[expert + 1, :, start:stop])
+                w3 = load_as_is(w3_EFD[expert + 1, :, start:stop])
+            input_gradient(dg_RF, du_RF, w1_now, w3_now, dx_RD, row_NT, bounds, expert, start)
+    write_zeros(dx_RD, row_NT, bounds, num_experts, d_start, d_stop)
     return dx_RD, dg_RF, du_RF, h_RF
 
 
-def gate_and_up_backward(dy_RD, g_RF, u_RF, w2_PKC, dg_RF, du_RF, h_RF, row_NS, bounds, expert, f_start):
-    """dg, du and h of this core's columns, for every block of one expert."""
+def gate_and_up_backward(dy_RD, g_RF, u_RF, w2_PKC, dg_RF, du_RF, h_RF, row_NT, bounds, expert, f_start):
+    """dg, du and h of this core's columns, for every tile of one expert."""
     dim, columns = dy_RD.shape[1], w2_PKC.shape[2]
 
-    def block(i):
-        for tile in range(row_NS.shape[1] // TILE):
-            index = load_index(row_NS, i, tile)
-            dy_TD = gather(dy_RD, index, 0, dim)
-            dy_PKT = transpose(dy_TD)
-            for start, stop in chunks(columns, MOVING):
-                width = stop - start
-                g_TC = gather(g_RF, index, f_start + start, width)
-                u_TC = gather(u_RF, index, f_start + start, width)
-                dh_TC = multiply_tiles(dy_PKT, w2_PKC, start, stop)
-                silu_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
-                slope_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
-                dh_u_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
-                h_TC = nl.ndarray((TILE, width), dtype=dy_RD.dtype, buffer=nl.sbuf)
-                du_TC = nl.ndarray((TILE, width), dtype=dy_RD.dtype, buffer=nl.sbuf)
-                dg_TC = nl.ndarray((TILE, width), dtype=dy_RD.dtype, buffer=nl.sbuf)
-                nisa.activation(dst=silu_TC, op=nl.silu, data=g_TC)
-                nisa.activation(dst=slope_TC, op=nl.silu_dx, data=g_TC)
-                nisa.tensor_tensor(dst=h_TC, data1=silu_TC, data2=u_TC, op=nl.multiply)
-                nisa.tensor_tensor(dst=du_TC, data1=dh_TC, data2=silu_TC, op=nl.multiply)
-                nisa.tensor_tensor(dst=dh_u_TC, data1=dh_TC, data2=u_TC, op=nl.multiply)
-                nisa.tensor_tensor(dst=dg_TC, data1=dh_u_TC, data2=slope_TC, op=nl.multiply)
-                scatter(h_RF, index, h_TC, f_start + start)
-                scatter(du_RF, index, du_TC, f_start + start)
-                scatter(dg_RF, index, dg_TC, f_start + start)
+    def tile(i):
+        index = load_index(row_NT, i, 0)
+        dy_TD = gather(dy_RD, index, 0, dim)
+        dy_PKT = transpose(dy_TD)
+        for part in chunks(columns, MOVING):
+            start, stop = part
+            width = stop - start
+            g_TC = gather(g_RF, index, f_start + start, width)
+            u_TC = gather(u_RF, index, f_start + start, width)
+            dh_TC = multiply_tiles(dy_PKT, w2_PKC, start, stop)
+            silu_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
+            slope_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
+            dh_u_TC = nl.ndarray((TILE, width), dtype=nl.float32, buffer=nl.sbuf)
+            h_TC = nl.ndarray((TILE, width), dtype=dy_RD.dtype, buffer=nl.sbuf)
+            du_TC = nl.ndarray((TILE, width), dtype=dy_RD.dtype, buffer=nl.sbuf)
+            dg_TC = nl.ndarray((TILE, width), dtype=dy_RD.dtype, buffer=nl.sbuf)
+            nisa.activation(dst=silu_TC, op=nl.silu, data=g_TC)
+            nisa.activation(dst=slope_TC, op=nl.silu_dx, data=g_TC)
+            nisa.tensor_tensor(dst=h_TC, data1=silu_TC, data2=u_TC, op=nl.multiply)
+            nisa.tensor_tensor(dst=du_TC, data1=dh_TC, data2=silu_TC, op=nl.multiply)
+            nisa.tensor_tensor(dst=dh_u_TC, data1=dh_TC, data2=u_TC, op=nl.multiply)
+            nisa.tensor_tensor(dst=dg_TC, data1=dh_u_TC, data2=slope_TC, op=nl.multiply)
+            scatter(h_RF, index, h_TC, f_start + start)
+            scatter(du_RF, index, du_TC, f_start + start)
+            scatter(dg_RF, index, dg_TC, f_start + start)
 
-    over_blocks(bounds, expert, block)
+    over_tiles(bounds, expert, tile)
 
 
-def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NS, bounds, expert, d_start):
-    """dx = dg W1 + du W3 of this core's columns, for every block of one expert."""
+def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NT, bounds, expert, d_start):
+    """dx = dg W1 + du W3 of this core's columns, for every tile of one expert."""
     hidden, columns = dg_RF.shape[1], w1_PKC.shape[2]
     tiles = hidden // TILE
 
-    def block(i):
-        for tile in range(row_NS.shape[1] // TILE):
-            index = load_index(row_NS, i, tile)
-            dg_PKT = transpose(gather(dg_RF, index, 0, hidden))
-            du_PKT = transpose(gather(du_RF, index, 0, hidden))
-            dx_TC = nl.ndarray((TILE, columns), dtype=dx_RD.dtype, buffer=nl.sbuf)
-            for start, stop in chunks(columns, MOVING):
-                total = nl.ndarray((TILE, stop - start), dtype=nl.float32, buffer=nl.psum)
-                for k in range(tiles):
-                    nisa.nc_matmul(
-                        dst=total, stationary=dg_PKT[:, k, :], moving=w1_PKC[:, k, start:stop], accumulate=k > 0
-                    )
-                for k in range(tiles):
-                    nisa.nc_matmul(
-                        dst=total, stationary=du_PKT[:, k, :], moving=w3_PKC[:, k, start:stop], accumulate=True
-                    )
-                nisa.activation(dst=dx_TC[:, start:stop], op=nl.copy, data=total)
-            scatter(dx_RD, index, dx_TC, d_start)
+    def tile(i):
+        index = load_index(row_NT, i, 0)
+        dg_PKT = transpose(gather(dg_RF, index, 0, hidden))
+        du_PKT = transpose(gather(du_RF, index, 0, hidden))
+        dx_TC = nl.ndarray((TILE, columns), dtype=dx_RD.dtype, buffer=nl.sbuf)
+        for part in chunks(columns, MOVING):
+            start, stop = part
+            total = nl.ndarray((TILE, stop - start), dtype=nl.float32, buffer=nl.psum)
+            for k in range(tiles):
+                nisa.nc_matmul(dst=total, stationary=dg_PKT[:, k, :], moving=w1_PKC[:, k, start:stop], accumulate=k > 0)
+            for k in range(tiles):
+                nisa.nc_matmul(dst=total, stationary=du_PKT[:, k, :], moving=w3_PKC[:, k, start:stop], accumulate=True)
+            nisa.activation(dst=dx_TC[:, start:stop], op=nl.copy, data=total)
+        scatter(dx_RD, index, dx_TC, d_start)
 
-    over_blocks(bounds, expert, block)
+    over_tiles(bounds, expert, tile)
 
 
 @nki.jit
-def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, first_block, row_NS):
+def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, first_block_E2, row_NS):
     """dW1 = dg^T x, dW2 = dy^T h, dW3 = du^T x over the rows of each expert.
 
     A block is summed in PSUM, blocks are summed in SBUF, both in float32; the result is rounded once.
@@ -245,34 +260,35 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, first_block
         h_RF: fourth result of `experts_input_gradient_kernel`.
         dg_RF: its second result.
         du_RF: its third result.
-        first_block: int32 (E + 1,); expert e owns blocks first_block[e] to first_block[e + 1], at least one.
-        row_NS: int32; row in each slot of each block, -1 in free slots. S = 256 amortises emptying PSUM; other multiples
-            of 128 work.
+        counts_E: int32; rows of each expert.
+        first_block_E2: as given to `experts_kernel`; every expert owns at least one block.
+        row_NS: likewise. S = 256 amortises emptying PSUM; other multiples of 128 work.
 
     Returns:
         ``dw1_EFD``, ``dw2_EDF``, ``dw3_EFD`` in the dtype of ``x_RD``.
     """
     dim, hidden = x_RD.shape[1], h_RF.shape[1]
-    num_experts = first_block.shape[0] - 1
+    num_experts = counts_E.shape[0]
     dw1_EFD = nl.ndarray((num_experts, hidden, dim), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="dw1")
     dw2_EDF = nl.ndarray((num_experts, dim, hidden), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="dw2")
     dw3_EFD = nl.ndarray((num_experts, hidden, dim), dtype=x_RD.dtype, buffer=nl.shared_hbm, name="dw3")
-    bounds = load_bounds(first_block)
+    bounds = block_bounds(first_block_E2)
     d_start, d_stop = share_of_core(dim)
     for expert in range(num_experts):
-        for start, stop in chunks(d_stop - d_start, columns_that_fit(hidden)):
+        for part in chunks(d_stop - d_start, columns_that_fit(hidden)):
+            start, stop = part
             sums = sum_weight_gradients(
                 dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, d_start + start, stop - start
             )
-            columns = slice(d_start + start, d_start + stop)
-            store_tiles(dw1_EFD[expert, :, columns], sums[0], nisa.engine.scalar)
-            store_tiles(dw2_EDF[expert, columns, :], sums[1], nisa.engine.gpsimd)
-            store_tiles(dw3_EFD[expert, :, columns], sums[2], nisa.engine.scalar)
+            first, past = d_start + start, d_start + stop
+            store_tiles(dw1_EFD[expert, :, first:past], sums[0], nisa.engine.scalar)
+            store_tiles(dw2_EDF[expert, first:past, :], sums[1], nisa.engine.gpsimd)
+            store_tiles(dw3_EFD[expert, :, first:past], sums[2], nisa.engine.scalar)
     return dw1_EFD, dw2_EDF, dw3_EFD
 
 
 def sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, d_start, width):
-    """Float32 sums over the rows of one expert for ``width`` of its D: lists of [tile, columns], one per tile of rows."""
+    """Float32 sums over the rows of one expert for ``width`` of its D, each gradient as a list of tiles of 128 rows."""
     hidden = h_RF.shape[1]
     dw1 = new_tiles(hidden, width)
     dw2 = new_tiles(width, hidden)
@@ -313,7 +329,8 @@ def sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert
 def add_products(sums, operands, left, right, first, engine):
     """sums (+)= left^T right over the rows of one block; the first block is copied by ``engine``, others are added."""
     for tile in range(len(sums)):
-        for start, stop in chunks(sums[tile].shape[1], MOVING):
+        for part in chunks(sums[tile].shape[1], MOVING):
+            start, stop = part
             product = nl.ndarray((sums[tile].shape[0], stop - start), dtype=nl.float32, buffer=nl.psum)
             for t in range(len(operands)):
                 columns = operands[t][left][:, tile * TILE : tile * TILE + sums[tile].shape[0]]
@@ -333,10 +350,17 @@ def columns_that_fit(hidden):
     return max(TILE, ACCUMULATOR_BUDGET // per_column // TILE * TILE)
 
 
+def weight_columns_that_fit(matrices, contracted, dtype):
+    """Columns of ``matrices`` weights, for two experts at a time, that stay within `WEIGHT_BUDGET`."""
+    per_column = 2 * matrices * (contracted // TILE) * bytes_of(dtype)
+    return max(TILE, WEIGHT_BUDGET // per_column // TILE * TILE)
+
+
 def new_tiles(rows, columns):
     """Uninitialised float32 tiles that hold a (rows, columns) matrix."""
     tiles = []
-    for start, stop in chunks(rows, TILE):
+    for part in chunks(rows, TILE):
+        start, stop = part
         tiles.append(nl.ndarray((stop - start, columns), dtype=nl.float32, buffer=nl.sbuf))
     return tiles
 
@@ -363,22 +387,55 @@ def chunks(size, largest):
     return ranges
 
 
-def load_bounds(first_block):
-    """Block bounds in SBUF, (1, entries) int32: each expert's first block, and the block after that one."""
-    entries = first_block.shape[0]
-    first = nl.ndarray((1, entries), dtype=nl.int32, buffer=nl.sbuf)
-    second = nl.ndarray((1, entries), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=first, src=first_block.reshape((1, entries)))
+def in_tiles(row_NS):
+    """The plan's rows, a tile of 128 slots per row: (N S / 128, 128)."""
+    return row_NS.reshape((row_NS.shape[0] * row_NS.shape[1] // TILE, TILE))
+
+
+def tile_bounds(counts_E, first_block_E2, row_NS):
+    """Each expert's first tile and the one past its last with rows, (1, E + 1) int32 in SBUF.
+
+    The last entries bound the tiles of rows without expert.
+    """
+    num_experts = counts_E.shape[0]
+    tiles_per_block = row_NS.shape[1] // TILE
+    block_12 = load_int32(first_block_E2)
+    count_1E = load_int32(counts_E)
+    first = nl.ndarray((1, num_experts + 1), dtype=nl.int32, buffer=nl.sbuf)
+    past = nl.ndarray((1, num_experts + 1), dtype=nl.int32, buffer=nl.sbuf)
+    blocks = num_experts + 1
+    nisa.tensor_scalar(dst=first, data=block_12[:, :blocks], op0=nl.multiply, operand0=float(tiles_per_block))
+    nisa.tensor_scalar(
+        dst=past[:, num_experts:], data=block_12[:, blocks:], op0=nl.multiply, operand0=float(tiles_per_block)
+    )
+    # Tiles of an expert: counts / 128, rounded up.
+    nisa.tensor_scalar(dst=count_1E, data=count_1E, op0=nl.add, operand0=float(TILE - 1))
+    nisa.tensor_scalar(dst=count_1E, data=count_1E, op0=nl.right_shift, operand0=7)
+    nisa.tensor_tensor(dst=past[:, :num_experts], data1=first[:, :num_experts], data2=count_1E, op=nl.add)
+    return first, past
+
+
+def block_bounds(first_block_E2):
+    """Each expert's first block, and the one after that, (1, E + 2) int32 in SBUF."""
+    first = load_int32(first_block_E2)
+    second = nl.ndarray(first.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=second, data=first, op0=nl.add, operand0=1.0)
     return first, second
 
 
-def over_blocks(bounds, expert, body):
-    """Run ``body(block)`` on the device for each block of an expert."""
-    first, last = nisa.register_alloc(), nisa.register_alloc()
+def load_int32(vector):
+    """A vector in HBM as one row in SBUF."""
+    row = nl.ndarray((1, vector.shape[0]), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=row, src=vector.reshape((1, vector.shape[0])))
+    return row
+
+
+def over_tiles(bounds, expert, body):
+    """Run ``body(tile)`` on the device for each tile of an expert."""
+    first, past = nisa.register_alloc(), nisa.register_alloc()
     nisa.register_load(first, bounds[0][:, expert : expert + 1])
-    nisa.register_load(last, bounds[0][:, expert + 1 : expert + 2])
-    nl.fori_loop(first, last, body)
+    nisa.register_load(past, bounds[1][:, expert : expert + 1])
+    nl.fori_loop(first, past, body)
 
 
 def load_index(row_NS, block, tile):
@@ -418,23 +475,20 @@ def scatter(target, index_T1, tile, start):
     nisa.dma_copy(dst=rows_at(target, index_T1, start, tile.shape[1]), src=tile, oob_mode=nisa.oob_mode.skip)
 
 
-def block_rows(h_NSF, block, tile, start, width, hidden):
-    """``width`` columns from ``start`` on of one tile of a block in a buffer laid out by blocks."""
-    return h_NSF.ap(
-        pattern=[[hidden, TILE], [1, width]], offset=tile * TILE * hidden + start, scalar_offset=block, indirect_dim=0
-    )
+def tile_of(h_NTF, tile, start, width, hidden):
+    """``width`` columns from ``start`` on of one tile in a buffer laid out by tiles."""
+    return h_NTF.ap(pattern=[[hidden, TILE], [1, width]], offset=start, scalar_offset=tile, indirect_dim=0)
 
 
-def write_zeros(target, row_NS, bounds, num_experts, start, stop):
+def write_zeros(target, row_NT, bounds, num_experts, start, stop):
     """Zeros in columns ``start`` to ``stop`` of the rows without expert."""
     zeros_TC = nl.ndarray((TILE, stop - start), dtype=target.dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros_TC, value=0.0)
 
-    def block(i):
-        for tile in range(row_NS.shape[1] // TILE):
-            scatter(target, load_index(row_NS, i, tile), zeros_TC, start)
+    def tile(i):
+        scatter(target, load_index(row_NT, i, 0), zeros_TC, start)
 
-    over_blocks(bounds, num_experts, block)
+    over_tiles(bounds, num_experts, tile)
 
 
 def load_as_is(weight):
@@ -452,10 +506,11 @@ def load_transposed(weight):
     if weight.dtype != nl.float32:
         nisa.dma_transpose(dst=tile_PKC, src=weight.reshape_dim(1, (columns // TILE, TILE)), axes=(2, 1, 0))
         return tile_PKC
-    for start, stop in chunks(rows, TILE):
-        part = nl.ndarray((stop - start, columns), dtype=weight.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=part, src=weight[start:stop, :])
-        transpose_into(tile_PKC, part, start)
+    for part in chunks(rows, TILE):
+        start, stop = part
+        rows_TC = nl.ndarray((stop - start, columns), dtype=weight.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=rows_TC, src=weight[start:stop, :])
+        transpose_into(tile_PKC, rows_TC, start)
     return tile_PKC
 
 
@@ -470,8 +525,9 @@ def transpose(x_TD):
 def transpose_into(x_PKT, x_TD, start):
     """Transpose rows on the Tensor Engine into columns ``start`` on of every K; one copy empties a PSUM bank."""
     rows, columns = x_TD.shape
-    per_bank = BANK_BYTES // (TILE * (4 if x_TD.dtype == nl.float32 else 2))
-    for first, past in chunks(columns // TILE, per_bank):
+    per_bank = BANK_BYTES // (TILE * bytes_of(x_TD.dtype))
+    for part in chunks(columns // TILE, per_bank):
+        first, past = part
         bank = nl.ndarray((TILE, past - first, rows), dtype=x_TD.dtype, buffer=nl.psum)
         for k in range(first, past):
             nisa.nc_transpose(

@@ -3,15 +3,15 @@
 Shape suffixes: B batch, b = B or 1, L sequence, N query heads, M key heads, H head dimension, E = H / 2 frequencies;
 on chip P = 128 partitions, J positions of a partition, G heads of one instruction.
 
-Layout. A partition holds J consecutive positions with all their heads, as they lie in memory: every transfer moves
-J N H or J M H contiguous elements per partition, and nothing is transposed. A block is 128 J positions; cores take
+Layout. A partition holds J consecutive positions with all their heads, as they lie in memory: every transfer moves J
+N H or J M H contiguous elements per partition, and nothing is transposed. A block is 128 J positions; cores take
 consecutive blocks, and which positions a block holds does not depend on how many cores there are.
 
 Time. Per head and position the rotation takes three passes over H elements: a product with the cosines, one with the
-sines, and the sums. A pass of tensor_tensor over N elements costs N cycles with one operand in PSUM and 2 N with both in
-SBUF, so the Vector Engine reads its tables, and one of each two products, from PSUM. GpSimd, which cannot reach PSUM,
-rotates the remaining heads at the same time from SBUF; `GPSIMD_SHARE` balances 3 passes of N cycles at 0.96 GHz against
-3 passes of 2 N at 1.2 GHz.
+sines, and the sums. A pass of tensor_tensor over N elements costs N cycles with one operand in PSUM and 2 N with both
+in SBUF, so the Vector Engine reads its tables, and one of each two products, from PSUM. GpSimd, which cannot reach
+PSUM, rotates the remaining heads at the same time from SBUF; `GPSIMD_SHARE` balances 3 passes of N cycles at 0.96 GHz
+against 3 passes of 2 N at 1.2 GHz.
 
 Numbers. Products and sums are float32, each rounded once and in stock torchtitan's order; only the last instruction
 rounds to the dtype of the result.
@@ -66,7 +66,8 @@ def rotate_both(q_BLNH, k_BLMH, cos_sin_bLH, low_op, high_op):
     q_in, q_out = in_blocks(q_BLNH, positions), in_blocks(q_out_BLNH, positions)
     k_in, k_out = in_blocks(k_BLMH, positions), in_blocks(k_out_BLMH, positions)
     tables = in_blocks(cos_sin_bLH, positions)
-    for block in blocks_of_core(length, positions):
+    first_block, past_last_block = blocks_of_core(length, positions)
+    for block in range(first_block, past_last_block):
         for b in range(batch):
             if b == 0 or tables.shape[0] > 1:
                 table_PJH = nl.ndarray((PARTITIONS, positions, head_dim), dtype=nl.float32, buffer=nl.sbuf)
@@ -78,7 +79,8 @@ def rotate_both(q_BLNH, k_BLMH, cos_sin_bLH, low_op, high_op):
             q_out_PJNH = nl.ndarray(q_PJNH.shape, dtype=q_PJNH.dtype, buffer=nl.sbuf)
             k_out_PJMH = nl.ndarray(k_PJMH.shape, dtype=k_PJMH.dtype, buffer=nl.sbuf)
             for j in range(positions):
-                for q_or_k, start, stop, on_vector in head_groups(q_heads, k_heads, head_dim):
+                for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES):
+                    q_or_k, start, stop, on_vector = group
                     x_PJXH, out_PJXH = (q_PJNH, q_out_PJNH) if q_or_k == 0 else (k_PJMH, k_out_PJMH)
                     table = psum_table_PJH if on_vector else table_PJH
                     rotate(
@@ -142,9 +144,9 @@ def in_blocks(tensor, positions):
 
 
 def blocks_of_core(length, positions):
-    """The range of blocks this core works on."""
+    """The blocks this core works on, as (first, past last)."""
     blocks = length // (PARTITIONS * positions) // nl.num_programs()
-    return range(nl.program_id(0) * blocks, (nl.program_id(0) + 1) * blocks)
+    return nl.program_id(0) * blocks, (nl.program_id(0) + 1) * blocks
 
 
 def positions_per_partition(length, row_bytes, head_dim):
@@ -159,23 +161,25 @@ def positions_per_partition(length, row_bytes, head_dim):
     return best
 
 
-def head_groups(q_heads, k_heads, head_dim):
+def head_groups(q_heads, k_heads, head_dim, tile_bytes):
     """Heads of one instruction each, as (0 for queries or 1 for keys, first, past last, whether on the Vector Engine).
 
-    The first heads go to the Vector Engine, the last `GPSIMD_SHARE` of all to GpSimd.
+    The first heads go to the Vector Engine, the last `GPSIMD_SHARE` of all to GpSimd. A group's float32 tile has at
+    most ``tile_bytes`` per partition. Groups of queries come first.
     """
     heads = q_heads + k_heads
     on_vector = heads - (heads * GPSIMD_SHARE[0] + GPSIMD_SHARE[1] // 2) // GPSIMD_SHARE[1]
     q_on_vector = min(q_heads, on_vector)
     k_on_vector = on_vector - q_on_vector
-    largest = max(1, TILE_BYTES // (head_dim * FLOAT32_BYTES))
+    largest = max(1, tile_bytes // (head_dim * FLOAT32_BYTES))
     groups = []
-    for q_or_k, start, stop, vector in (
+    for group in (
         (0, 0, q_on_vector, True),
-        (1, 0, k_on_vector, True),
         (0, q_on_vector, q_heads, False),
+        (1, 0, k_on_vector, True),
         (1, k_on_vector, k_heads, False),
     ):
+        q_or_k, start, stop, vector = group
         count = -(-(stop - start) // largest)
         for i in range(count):
             first = start + (stop - start) * i // count
