@@ -60,6 +60,8 @@ NEURON = {
     "NEURON_LOGICAL_NC_CONFIG": "2",
 }
 
+TENSOR_PARALLEL = ["--parallelism.tensor_parallel_degree", "2", "--parallelism.data_parallel_shard_degree", "1"]
+
 _GRAD_NORM = re.compile(r"step:\s*(\d+)\s.*grad_norm:\s*([\d.]+)")
 
 MISSING = {
@@ -111,9 +113,12 @@ def runs(tmp_path_factory) -> Runs:
         operators[name] = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}.operators.*"))]
 
     run("native", *start)
-    for name in ("cpu", "neuron"):
+    for name in ("cpu", "neuron", "cpu tensor parallel"):
         shutil.copytree(first / "checkpoint", folder / name / "checkpoint")
-        run(name, *saving, neuron=name == "neuron", replace=('mode = "none"', 'mode = "selective"'))
+    selective = ('mode = "none"', 'mode = "selective"')
+    run("cpu", *saving, replace=selective)
+    run("neuron", *saving, neuron=True, replace=selective)
+    run("cpu tensor parallel", *saving, *TENSOR_PARALLEL, "--training.steps", "4", ranks=2)
     resume = [*saving, "--checkpoint.initial_load_path", str(first / "checkpoint/step-1"), "--training.steps", "10"]
     run("cpu fsdp", *resume, ranks=2)
     run("neuron fsdp", *resume, ranks=2, neuron=True)
@@ -140,6 +145,11 @@ def test_ten_steps_on_neuron_equal_the_reference_on_the_cpu(runs, emulated, refe
     assert actual.losses == pytest.approx(expected.losses, rel=1e-5)
     assert grad_norms(actual) == pytest.approx(grad_norms(expected), rel=1e-5, abs=1e-4)
     assert max(expected.losses.values()) - min(expected.losses.values()) > 0.1  # it trains
+
+
+def test_tensor_parallel_steps_equal_those_of_one_rank(runs):
+    actual, expected = runs.log["cpu tensor parallel"].losses, runs.log["cpu"].losses
+    assert actual == pytest.approx({step: expected[step] for step in (2, 3, 4)}, rel=1e-5)
 
 
 def test_stock_chooses_the_device_and_the_kernels_run(runs):
