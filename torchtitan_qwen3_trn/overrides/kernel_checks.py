@@ -41,18 +41,22 @@ def check_kernel(
 
 
 def attention_sizes(config: PluginTrainer.Config) -> dict[str, JobSize]:
-    """Sequence length and head dimension of the job."""
-    attention = cast(GQAttention.Config, _model(config).first_attention)
-    head_dim = attention.head_dim or attention.dim // attention.n_heads
+    """Sequence length and head dimension of the job; none if it has no model."""
+    if config.model_spec is None:
+        return {}
+    attention = cast(GQAttention.Config, cast(Qwen3Model.Config, config.model_spec.model).first_attention)
     return {
         "L": JobSize("training.seq_len", config.training.seq_len),
-        "H": JobSize("model.head_dim", head_dim),
+        "H": JobSize("model.head_dim", attention.head_dim or attention.dim // attention.n_heads),
     }
 
 
 def expert_sizes(config: PluginTrainer.Config, *, block_rows: int) -> dict[str, JobSize]:
-    """Model, expert and block dimensions of the job, as one rank holds them."""
-    experts = next(layer.moe.routed_experts.inner_experts for layer in _model(config).layers if layer.moe is not None)
+    """Model, expert and block dimensions of the job, as one rank holds them; none if its model has no experts."""
+    layers = cast(Qwen3Model.Config, config.model_spec.model).layers if config.model_spec is not None else []
+    experts = next((layer.moe.routed_experts.inner_experts for layer in layers if layer.moe is not None), None)
+    if experts is None:
+        return {}
     degrees = config.parallelism
     shards = degrees.tensor_parallel_degree if degrees.expert_parallel_degree == 1 else 1
     return {
@@ -60,9 +64,3 @@ def expert_sizes(config: PluginTrainer.Config, *, block_rows: int) -> dict[str, 
         "F": JobSize("model.moe_hidden_dim", experts.hidden_dim // shards),
         "S": JobSize("plugins.nki-moe.block_rows", block_rows),
     }
-
-
-def _model(config: PluginTrainer.Config) -> Qwen3Model.Config:
-    if config.model_spec is None:
-        raise ValueError("sizes are asked for before the model is known")
-    return cast(Qwen3Model.Config, config.model_spec.model)

@@ -50,9 +50,9 @@ class QKNormRoPE(GatherFreeRoPE):
         super().__init__(config)
         self._norms: tuple[RMSNorm, ...] = ()
 
-    def use_norms(self, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
-        """Apply the weights of these modules, which stay where they are in the model."""
-        self._norms = (q_norm, k_norm)  # a tuple, so that they do not become submodules of this one
+    def use_norms(self, *norms: RMSNorm) -> None:
+        """Apply the weights of these modules, the queries' and the keys', which stay where they are in the model."""
+        self._norms = norms  # a tuple, so that they do not become submodules of this one
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None

@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils import _pytree
 from torch_neuronx._build import extension
 
 _device: types.ModuleType | None = None
+_launches: Counter[str] = Counter()
 
 
 def _autoload() -> None:
@@ -52,6 +54,7 @@ def nki_op(name: str, mutates_args: Iterable[str] = ()) -> Callable[[Callable[..
     def register(function: Callable[..., Any]) -> Any:
         @functools.wraps(function)
         def run(*args: Any) -> Any:
+            _launches[name] += 1
             results = function(*_pytree.tree_map_only(torch.Tensor, _device.host_view, args))
             return _pytree.tree_map_only(torch.Tensor, lambda result: result.to("neuron"), results)
 
@@ -63,13 +66,14 @@ def nki_op(name: str, mutates_args: Iterable[str] = ()) -> Callable[[Callable[..
 
 
 def get_executed_ops() -> dict[str, int]:
-    """Operators that reached the device, with overload, and how often; copies to the host among them."""
-    return dict(_device.operator_counts())
+    """Operators that reached the device, with overload, and how often; kernels and copies to the host among them."""
+    return {**_device.operator_counts(), **_launches}
 
 
 def clear_op_tracking() -> None:
     """Forget what `get_executed_ops` counted."""
     _device.clear_operator_counts()
+    _launches.clear()
 
 
 class Stream:

@@ -142,6 +142,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     static const at::Generator generator = at::detail::getDefaultCPUGenerator();
     return generator;
   }
+  // Checkpointing stages copies in pinned memory; all memory here is as good.
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    return at::getCPUAllocator();
+  }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
     grow(storage, size);
   }
@@ -358,6 +362,12 @@ class NeuronBackend final : public c10d::Backend {
     }
     auto to = host_view(output), from = host_view(input);
     return gloo_->all_to_all_single(to, from, output_splits, input_splits, options);
+  }
+  intrusive_ptr<c10d::Work> gather(
+      std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    auto to = host_views(outputs);
+    auto from = host_views(inputs);
+    return gloo_->gather(to, from, options);
   }
   intrusive_ptr<c10d::Work> scatter(
       Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
