@@ -4,9 +4,9 @@
 
 Sizes of Qwen3-30B-A3B's experts, 64 of them on the core: T = 4096 tokens, K = 4, D = 2048, F = 768, bfloat16. Loops
 run over experts and over tiles (forward, input gradient) or blocks (weight gradients) of their rows, and do the same
-work in every round. So a kernel's counts are a constant, plus so much per expert, plus so much per round. The three are taken
-from small launches, one more launch checks that they predict it, and any routing is priced by its number of rounds. See
-model.py for what "modelled" means. Free slots of a tile count as moved, though DMA skips them.
+work in every round. So a kernel's counts are a constant, plus so much per expert, plus so much per round. The three
+are taken from small launches, one more launch checks that they predict it, and any routing is priced by its number of
+rounds. See model.py for what "modelled" means. Free slots of a tile count as moved, though DMA skips them.
 """
 
 from __future__ import annotations
