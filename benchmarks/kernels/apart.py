@@ -85,7 +85,7 @@ def qk_norm_backward_kernel(dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weig
     """Gradients of `qk_norm_kernel`, as the fused kernel computes them."""
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
-    row_bytes = (q_heads + k_heads) * head_dim * bytes_of(q_BLNH.dtype) * 3 // 2
+    row_bytes = (q_heads + k_heads) * head_dim * (bytes_of(q_BLNH.dtype) + 2)
     positions = positions_per_partition(length, row_bytes, head_dim)
     weights_P2H = load_weights(q_weight_H, k_weight_H, nl.sbuf)
     psum_weights_P2H = load_weights(q_weight_H, k_weight_H, nl.psum)

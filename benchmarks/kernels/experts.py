@@ -128,8 +128,8 @@ def bound_us(products: int, bytes_moved: int) -> tuple[float, str]:
     return max((tensor, "Tensor Engine"), (hbm, "HBM"))
 
 
-def main() -> None:
-    """Print times, what bounds them, and ratios."""
+def measure() -> dict[str, float]:
+    """Print times and what bounds them; return the ratios."""
     priced = prices()
     balanced = [ROWS // EXPERTS] * EXPERTS
     skewed = zipf(ROWS, EXPERTS, TOKENS)
@@ -152,13 +152,16 @@ def main() -> None:
                 f"  {kernel:17} {times[routing, kernel]:7.0f} us  {runs:4.0%} in runs >= 2 KiB  {model.busiest(phases)}"
             )
     total = {r: sum(times[r, kernel] for kernel in ROUNDS) for r in ("balanced", "Zipf")}
-    forward, (bound, by) = times["balanced", "forward"], bounds["forward"]
-    print(f"forward / bound ({bound:.0f} us, {by}): {forward / bound:.2f}")
-    both = bound + bounds["backward"][0]
-    print(f"forward and backward / bound ({both:.0f} us, {bounds['backward'][1]}): {total['balanced'] / both:.2f}")
-    skew, skew_all = times["Zipf", "forward"] / forward, total["Zipf"] / total["balanced"]
-    print(f"Zipf / balanced: forward {skew:.2f}, forward and backward {skew_all:.2f}")
+    for direction, (bound, by) in bounds.items():
+        print(f"bound of {direction}: {bound:.0f} us, {by}")
+    return {
+        "forward / bound": times["balanced", "forward"] / bounds["forward"][0],
+        "forward and backward / bound": total["balanced"] / sum(bound for bound, _ in bounds.values()),
+        "forward, Zipf / balanced": times["Zipf", "forward"] / times["balanced", "forward"],
+        "forward and backward, Zipf / balanced": total["Zipf"] / total["balanced"],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    for name, ratio in measure().items():
+        print(f"{name}: {ratio:.2f}")

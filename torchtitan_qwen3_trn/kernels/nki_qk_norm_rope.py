@@ -168,8 +168,8 @@ def qk_norm_rope_backward_kernel(
     """
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
-    # Three tensors per row instead of two.
-    row_bytes = (q_heads + k_heads) * head_dim * bytes_of(q_BLNH.dtype) * 3 // 2
+    # Three tensors per row instead of two, one of them in float32.
+    row_bytes = (q_heads + k_heads) * head_dim * (bytes_of(q_BLNH.dtype) + 2)
     positions = positions_per_partition(length, row_bytes, head_dim)
     dq_in_BLNH = nl.ndarray(q_BLNH.shape, dtype=q_BLNH.dtype, buffer=nl.shared_hbm, name="dq_in")
     dk_in_BLMH = nl.ndarray(k_BLMH.shape, dtype=k_BLMH.dtype, buffer=nl.shared_hbm, name="dk_in")
