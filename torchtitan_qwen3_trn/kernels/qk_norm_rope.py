@@ -92,8 +92,8 @@ def _qk_norm_rope_backward(
 
     Returns:
         Gradients of queries and keys, shaped and typed like them, and the weights' gradients ``(P, H)`` in float32, one
-        row per group of `TILE_ROWS` positions (all heads summed); the caller adds the rows up, so that the sum's order does
-        not depend on how many cores work.
+        row per group of `TILE_ROWS` positions (all heads summed); the caller adds the rows up, so that the sum's order
+        does not depend on how many cores work.
     """
     cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
     inputs, weights = [], []
