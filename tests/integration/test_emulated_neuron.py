@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -52,6 +55,13 @@ mode = "none"
 log_freq = 1
 """
 
+NEURON = {
+    "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests/emulated_neuron/site'}",
+    "NEURON_LOGICAL_NC_CONFIG": "2",
+}
+
+TENSOR_PARALLEL = ["--parallelism.tensor_parallel_degree", "2", "--parallelism.data_parallel_shard_degree", "1"]
+
 _GRAD_NORM = re.compile(r"step:\s*(\d+)\s.*grad_norm:\s*([\d.]+)")
 
 MISSING = {
@@ -95,11 +105,7 @@ def runs(tmp_path_factory) -> Runs:
         job.write_text(JOB.replace(*replace))
         environment = {}
         if neuron:
-            environment = {
-                "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests/emulated_neuron/site'}",
-                "EMULATED_NEURON_OPERATORS": str(folder / f"{name}.operators"),
-                "NEURON_LOGICAL_NC_CONFIG": "2",
-            }
+            environment = {**NEURON, "EMULATED_NEURON_OPERATORS": str(folder / f"{name}.operators")}
         output = ["--job.dump_folder", str(folder / name)]
         done = train("--job.config_file", job, *output, *args, ranks=ranks, cwd=folder, environment=environment)
         assert done.status == 0, done.log
@@ -107,9 +113,12 @@ def runs(tmp_path_factory) -> Runs:
         operators[name] = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}.operators.*"))]
 
     run("native", *start)
-    for name in ("cpu", "neuron"):
+    for name in ("cpu", "neuron", "cpu tensor parallel"):
         shutil.copytree(first / "checkpoint", folder / name / "checkpoint")
-        run(name, *saving, neuron=name == "neuron", replace=('mode = "none"', 'mode = "selective"'))
+    selective = ('mode = "none"', 'mode = "selective"')
+    run("cpu", *saving, replace=selective)
+    run("neuron", *saving, neuron=True, replace=selective)
+    run("cpu tensor parallel", *saving, *TENSOR_PARALLEL, "--training.steps", "4", ranks=2)
     resume = [*saving, "--checkpoint.initial_load_path", str(first / "checkpoint/step-1"), "--training.steps", "10"]
     run("cpu fsdp", *resume, ranks=2)
     run("neuron fsdp", *resume, ranks=2, neuron=True)
@@ -136,6 +145,11 @@ def test_ten_steps_on_neuron_equal_the_reference_on_the_cpu(runs, emulated, refe
     assert actual.losses == pytest.approx(expected.losses, rel=1e-5)
     assert grad_norms(actual) == pytest.approx(grad_norms(expected), rel=1e-5, abs=1e-4)
     assert max(expected.losses.values()) - min(expected.losses.values()) > 0.1  # it trains
+
+
+def test_tensor_parallel_steps_equal_those_of_one_rank(runs):
+    actual, expected = runs.log["cpu tensor parallel"].losses, runs.log["cpu"].losses
+    assert actual == pytest.approx({step: expected[step] for step in (2, 3, 4)}, rel=1e-5)
 
 
 def test_stock_chooses_the_device_and_the_kernels_run(runs):
@@ -166,3 +180,16 @@ def test_memory_statistics_reach_the_log(runs):
     used = re.findall(r"memory:\s+([\d.]+)GiB", runs.log["neuron"].log)
     assert used
     assert all(0 < float(size) < 1 for size in used)
+
+
+def test_kernels_equal_their_references_however_they_are_called(tmp_path):
+    """Also passes `torch.library.opcheck` on the device. RoPE to the bit; sums in another order to 1e-5."""
+    script = ROOT / "tests/emulated_neuron/check_operators.py"
+    environment = {**os.environ, **NEURON, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert {name: len(ways) for name, ways in report.items()} == {"rope": 3, "qk_norm_rope": 3, "experts": 3}
+    assert set(report["rope"].values()) == {0.0}
+    assert all(difference < 1e-5 for ways in report.values() for difference in ways.values()), report

@@ -27,7 +27,7 @@ def on_neuron(monkeypatch):
     """The job thinks it is on Neuron with two cores per device, and that every kernel can be imported."""
     monkeypatch.setattr(utils, "device_type", "neuron")
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    monkeypatch.setattr(Operator, "prepare", lambda self, fall_back=False: None)
+    monkeypatch.setattr(Operator, "prepare", lambda self: None)
 
 
 def overridden(config) -> list[str]:
@@ -102,6 +102,16 @@ def test_chosen_kernels_that_cannot_be_imported_are_an_error(parse_job, monkeypa
     assert outcome.status == 2
     assert f"plugins.{plugin}.provider: 'ours': kernel torchtitan_qwen3_trn.kernels.{module}:" in outcome.message
     assert 'set it to "auto"' in outcome.message
+
+
+def test_auto_falls_back_once_with_the_reason(parse_job, monkeypatch):
+    monkeypatch.setattr(utils, "device_type", "neuron")
+    fallen: dict[str, str] = {}
+    monkeypatch.setattr(Operator, "fall_back", lambda self, reason: fallen.update({self.name: reason}))
+    job = '[plugins.nki-rope]\nprovider = "auto"\n[plugins.nki-moe]\nprovider = "auto"\n'
+    assert parse_job(job, base=REAL).status is None
+    assert fallen.keys() == {"torchtitan_qwen3_trn::rope", "torchtitan_qwen3_trn::experts"}
+    assert all("No module named" in reason for reason in fallen.values())
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Operator:
         """Compute; all tensors on one device.
 
         Raises:
-            KernelUnavailableError: on ``neuron``, when the kernel cannot be used and nothing else was agreed to.
+            KernelUnavailableError: on ``neuron``, when the kernel cannot be used and `fall_back` was not called.
         """
         if args[0].device.type != "neuron":
             return self._portable(*args)
@@ -97,25 +97,23 @@ class Operator:
             self.prepare()
         return self._neuron(*args)  # type: ignore[misc]
 
-    def prepare(self, *, fall_back: bool = False) -> None:
+    def prepare(self) -> None:
         """Import the kernels of this operator and its backward and register them; nothing to do a second time.
 
-        Args:
-            fall_back: on failure use the references on Neuron too, forward and backward, and log the reason once.
-
         Raises:
-            KernelUnavailableError: naming the kernel and what is missing, unless ``fall_back``.
+            KernelUnavailableError: naming the kernel and what is missing.
         """
         family = [operator for operator in (self, *self.backward) if operator._neuron is None]
-        try:
-            kernels = [operator._complete(_register_with_neuron(operator)) for operator in family]
-        except KernelUnavailableError as error:
-            if not fall_back:
-                raise
-            logger.warning("%s runs as PyTorch operators on Neuron: %s", self.name, error)
-            kernels = [operator._portable for operator in family]
+        kernels = [operator._complete(_register_with_neuron(operator)) for operator in family]
         for operator, kernel in zip(family, kernels, strict=True):
             operator._neuron = kernel
+
+    def fall_back(self, reason: str) -> None:
+        """Use the references on Neuron too, forward and backward, in this process; the reason is logged once."""
+        if self._neuron is not self._portable:
+            logger.warning("%s runs as PyTorch operators on Neuron: %s", self.name, reason)
+        for operator in (self, *self.backward):
+            operator._neuron = operator._portable
 
 
 def logical_core_size() -> int:

@@ -28,16 +28,20 @@ def check_kernel(
         sizes: see `violations`.
         machine: where the job runs.
         plugin: name of the plugin, for messages.
-        provider: its option; ``auto`` falls back to PyTorch operators when the kernel cannot be imported.
+        provider: its option; with ``auto`` whatever would be a problem makes the operator fall back instead.
     """
     if machine.device_type != "neuron":
         return []
     try:
-        operator.prepare(fall_back=provider == "auto")
+        operator.prepare()
+        problems = violations(operator.name, operator.limits, sizes, cores=logical_core_size())
     except KernelUnavailableError as error:
         fix = f'install what is missing, set it to "auto", or disable the plugin {plugin}'
-        return [Problem(f"plugins.{plugin}.provider", f"{provider!r}: {error}", fix)]
-    return violations(operator.name, operator.limits, sizes, cores=logical_core_size())
+        problems = [Problem(f"plugins.{plugin}.provider", f"{provider!r}: {error}", fix)]
+    if provider == "auto" and problems:
+        operator.fall_back("; ".join(problem.what for problem in problems))
+        return []
+    return problems
 
 
 def attention_sizes(config: PluginTrainer.Config) -> dict[str, JobSize]:
