@@ -35,8 +35,8 @@ MOVING = 512
 """Columns a matmul streams, and float32 elements of a PSUM bank."""
 BANK_BYTES = 2048
 WEIGHT_BUDGET = 128 * 1024
-"""Bytes per partition for the weights of two experts, the one at work and the next. Wider weights are worked on in parts,
-with a pass over the rows for each."""
+"""Bytes per partition for the weights of two experts, the one at work and the next. Wider weights are worked on in
+parts, with a pass over the rows for each."""
 ACCUMULATOR_BUDGET = 120 * 1024
 """Bytes per partition for the weight gradients of one expert: float32 sums, and their copy in the weights' dtype."""
 
