@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node=N worker.py CASES.json OUT.json
 
-A case is ``{"name", "args", "steps", "accumulation"}``; ``args`` are those of ``torchtitan.train``.
+A case is ``{"name", "args", "accumulation", "still"}``; ``args`` are those of ``torchtitan.train``. With ``still`` it
+takes no step: the weights are loaded, and the plugins told that training has ended.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         trainer.checkpointer.load(step=config.checkpoint.load_step)
         batches = trainer.batch_generator(trainer.dataloader)
         losses = []
-        while trainer.should_continue_training():
+        while not case.get("still") and trainer.should_continue_training():
             trainer.step += 1
             trainer.train_step(batches)
             losses.append(global_loss(trainer))
             trainer.checkpointer.save(trainer.step, last_step=trainer.step == config.training.steps)
+        trainer.plugins.call("training_ended", trainer=trainer)
         return {"losses": losses}
     finally:
         trainer.close()

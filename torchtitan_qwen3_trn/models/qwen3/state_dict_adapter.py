@@ -200,8 +200,10 @@ def file_numbers(folder: str | None, names: set[str]) -> dict[str, int] | None:
     without holes: names the model has not are left out and files renumbered, and names the index has not
     (``lm_head`` untied from the embedding) go to the last file.
     """
-    path = Path(folder or "", _INDEX)
-    if not folder or not path.is_file():
+    if not folder:
+        return None
+    path = Path(folder, _INDEX)
+    if not path.is_file():
         logger.info("no %s in %s: a Hugging Face export will be one file", _INDEX, folder)
         return None
     weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
