@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+_DIMS: dict[str, Any] = {}
 DEADLINE_S = int(os.environ.get("D", "240"))
 
 
@@ -59,8 +60,12 @@ def _trainer(config: Any) -> Any:
     class SameGroup(PluginTrainer):
         def init_distributed(self) -> ParallelDims:
             if not torch.distributed.is_initialized():
-                return super().init_distributed()
-            return ParallelDims.from_config(self.config.parallelism, torch.distributed.get_world_size())
+                _DIMS[repr(self.config.parallelism)] = super().init_distributed()
+            # DTensor remembers meshes by value, and FSDP on the native route wants the very object.
+            degrees = repr(self.config.parallelism)
+            if degrees not in _DIMS:
+                _DIMS[degrees] = ParallelDims.from_config(self.config.parallelism, torch.distributed.get_world_size())
+            return _DIMS[degrees]
 
     return SameGroup(config)
 
