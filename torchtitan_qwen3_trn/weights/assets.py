@@ -16,9 +16,9 @@ from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
 from torchtitan_qwen3_trn.weights.folder import file_problem, read_json
 
-__all__ = ["TOKENIZER_FILES", "has_tokenizer", "layout_and_class", "write_assets"]
+__all__ = ["has_tokenizer", "layout_and_class", "write_assets"]
 
-TOKENIZER_FILES = (
+_TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -58,7 +58,7 @@ def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dty
     values = config.to_diff_dict() | {"architectures": [class_name], "dtype": _name(dtype), "torch_dtype": _name(dtype)}
     values |= _older_rotary_keys(config)
     _write_json(folder / "config.json", values)
-    for name in TOKENIZER_FILES:
+    for name in _TOKENIZER:
         _copy(source / name, folder)
     if not _copy(source / _GENERATION, folder):
         _write_json(folder / _GENERATION, _generation(config, source).to_diff_dict())

@@ -199,10 +199,11 @@ def _are_sizes(values: Any) -> bool:
 
 def _check_places(places: Mapping[str, list[int]], length: int) -> None:
     """Tensors must lie one after the other and end where the file ends."""
-    end = 0
-    for name, (begin, stop) in sorted(places.items(), key=lambda item: item[1]):
+    for name, (_, stop) in places.items():
         if stop > length:
             raise _HeaderError(f"{_clipped(name)} ends at byte {stop} of {length}: the file is truncated or wrong")
+    end = 0
+    for name, (begin, stop) in sorted(places.items(), key=lambda item: item[1]):
         if begin < end:
             raise _HeaderError(f"{_clipped(name)} begins at byte {begin}, inside the tensor that ends at {end}")
         if begin > end:

@@ -8,7 +8,6 @@ expert and projection, memory one [E, F, D] or [E, D, F] tensor per layer and pr
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,9 @@ from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.models.qwen3 import Qwen3Model
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter as StockAdapter
 from torchtitan.tools.logging import logger
+
+from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.weights.folder import read_json
 
 __all__ = ["Qwen3StateDictAdapter", "file_numbers"]
 
@@ -45,6 +47,11 @@ class Qwen3StateDictAdapter(StockAdapter):
         self._hf_names = dict(_names(model_config, self.from_hf_map))
         self._native_name = {name: key for key, names in self._hf_names.items() for name in names}
         self.fqn_to_index_mapping = file_numbers(hf_assets_path, set(self._native_name))
+
+    @property
+    def file_names(self) -> Mapping[str, tuple[str, ...]]:
+        """For each native key the tensors of files it is made of; none for a tied ``lm_head``."""
+        return self._hf_names
 
     def to_hf(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of ``state_dict`` by Hugging Face name: the tensors themselves, and views of experts.
@@ -206,7 +213,14 @@ def file_numbers(folder: str | None, names: set[str]) -> dict[str, int] | None:
     if not path.is_file():
         logger.info("no %s in %s: a Hugging Face export will be one file", _INDEX, folder)
         return None
-    weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    try:
+        weight_map = read_json(path).get("weight_map")
+    except JobError as error:
+        logger.warning("%s; a Hugging Face export will be one file", error.problems[0])
+        return None
+    if not isinstance(weight_map, dict):
+        logger.warning("%s has no weight_map: a Hugging Face export will be one file", path)
+        return None
     files = {name: file for name, file in weight_map.items() if name in names}
     if not files:
         return None
