@@ -13,7 +13,7 @@ from torchtitan_qwen3_trn.hooks import hookimpl
 from torchtitan_qwen3_trn.models.hf import checks, job, router_loss
 from torchtitan_qwen3_trn.overrides.attention import document_mask
 from torchtitan_qwen3_trn.trainer import PluginTrainer
-from torchtitan_qwen3_trn.weights import first_loss
+from torchtitan_qwen3_trn.weights import first_loss, import_check
 
 BACKEND = "huggingface_v5"
 
@@ -41,7 +41,7 @@ def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
 @hookimpl
 def check_job(config: PluginTrainer.Config) -> list[Problem]:
     """Degrees, sequence length, vocabulary, and the headers of the weights to be loaded."""
-    return checks.check(config) if config.model.backend == BACKEND else []
+    return [*checks.check(config), *import_check.check(config)] if config.model.backend == BACKEND else []
 
 
 @hookimpl

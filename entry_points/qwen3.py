@@ -8,6 +8,7 @@ from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, hookimpl
 from torchtitan_qwen3_trn.models.qwen3 import job
 from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.weights import import_check
 
 BACKENDS = ("native", "nki_moe")
 
@@ -22,8 +23,8 @@ def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
 
 @hookimpl
 def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
-    """Sizes against parallel degrees, positions and vocabulary."""
-    return job.check(config, machine) if config.model.backend in BACKENDS else []
+    """Sizes against parallel degrees, positions and vocabulary, and the headers of the weights to be loaded."""
+    return [*job.check(config, machine), *import_check.check(config)] if config.model.backend in BACKENDS else []
 
 
 @hookimpl
