@@ -45,8 +45,8 @@ def layout_and_class(config: PreTrainedConfig) -> tuple[Layout, str]:
 def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dtype: torch.dtype, source: Path) -> None:
     """Write config.json of the model ``config`` to ``folder``, and what else ``source`` has beside its weights.
 
-    The rotary settings are written in the words of Transformers 5 and of Transformers 4, which would otherwise
-    take its default base without a word.
+    Rotary settings and experts are written in the words of Transformers 5 and of Transformers 4, which would otherwise
+    take its defaults without a word.
 
     Raises:
         JobError: a file of ``source`` must not be opened.
@@ -57,6 +57,8 @@ def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dty
     config.architectures, config.dtype, config.use_cache = [class_name], dtype, True
     values = config.to_diff_dict() | {"architectures": [class_name], "dtype": _name(dtype), "torch_dtype": _name(dtype)}
     values |= _older_rotary_keys(config)
+    # Transformers 5 writes the count of experts under another name than published files and Transformers 4 have.
+    values |= {old: values[new] for old, new in config.attribute_map.items() if new in values and old not in values}
     _write_json(folder / "config.json", values)
     for name in _TOKENIZER:
         _copy(source / name, folder)

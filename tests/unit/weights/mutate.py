@@ -7,6 +7,7 @@ Prints how many of COUNT (default 10,000) mutations were refused; a crash ends i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -19,6 +20,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3MoeConfig
 
+from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
 from torchtitan_qwen3_trn.weights.verify import verify
 
 # A verdict on a folder of this size takes milliseconds; a mutated number must not make it build forever.
@@ -120,6 +123,8 @@ def run(count: int, first: int, report: Callable[[str], None] = print) -> int:
             started = time.monotonic()
             try:
                 findings = verify(folder, cheap=True)
+                with contextlib.suppress(JobError):
+                    from_hf_config(read_hf_config(folder))
             except BaseException:
                 report(f"seed {seed}: {file.name} now {file.read_bytes()[:400]!r}")
                 raise

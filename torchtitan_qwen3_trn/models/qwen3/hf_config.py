@@ -101,7 +101,7 @@ def _unsupported(config: Mapping[str, Any]) -> list[Problem]:
     """Problems with what kind of model this is; the first is about ``model_type`` if that is unusable."""
     problems = []
     kind, classes = config.get("model_type"), config.get("architectures")
-    if kind not in _MODEL_CLASSES:
+    if not isinstance(kind, str) or kind not in _MODEL_CLASSES:
         what = "missing" if kind is None else f"{kind!r} is not a Qwen3 language model"
         problems.append(Problem("config.json: model_type", what, f"supported are {' and '.join(_MODEL_CLASSES)}"))
     elif classes and classes != [_MODEL_CLASSES[kind]]:
@@ -114,6 +114,7 @@ def _unsupported(config: Mapping[str, Any]) -> list[Problem]:
             shown = json.dumps(value)[:60]
             problems.append(Problem(f"config.json: {key}", f"{shown} asks for {feature}, which is not supported", fix))
     layer_types = config.get("layer_types") or []
+    layer_types = layer_types if isinstance(layer_types, list) else [layer_types]
     if others := sorted({str(each) for each in layer_types} - {"full_attention"}):
         what = f"layers of type {', '.join(others)} are not supported"
         problems.append(Problem("config.json: layer_types", what, 'supported is "full_attention"'))
