@@ -2,8 +2,9 @@
 
     torchrun --nproc_per_node=N worker.py CASES.json OUT.json
 
-A case is ``{"name", "args", "accumulation", "still"}``; ``args`` are those of ``torchtitan.train``. With ``still`` it
-takes no step: the weights are loaded, and the plugins told that training has ended.
+A case is ``{"name", "args", "accumulation", "still", "before"}``; ``args`` are those of ``torchtitan.train``. With
+``still`` it takes no step: the weights are loaded, and the plugins told that training has ended. ``before`` are
+arguments of ``torchtitan-trn``, run first.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     from fixed_batches import FixedBatches
     from torchtitan.config import ConfigManager
 
+    from torchtitan_qwen3_trn.cli import main as main_command
     from torchtitan_qwen3_trn.weights.first_loss import global_loss
 
+    if case.get("before") and os.environ["RANK"] == "0":
+        main_command(case["before"])
     config = ConfigManager().parse_args(case["args"])
     vocab_size, accumulation = config.model_spec.model.vocab_size, case.get("accumulation", 1)
     config.dataloader = FixedBatches.Config(vocab_size=vocab_size, accumulation=accumulation)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ seed = 1
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {}),
     "untied": ("qwen3", {"tie_word_embeddings": False}),
-    "moe": ("qwen3_moe", {}),
+    "moe": ("qwen3_moe", {"router_aux_loss_coef": 0.5}),
 }
 DEGREE = "--parallelism.{}_parallel_degree"
 LAYOUTS = {
@@ -82,8 +83,49 @@ def folder(tmp_path_factory):
     return root
 
 
-def launch(root: Path, cases: list[tuple[str, str, str]], ranks: int) -> dict[str, Any]:
-    jobs = []
+TRAIN = (
+    "--training.steps", "3", "--plugins.safetensors-export.no-at-end", "--checkpoint.load-only",
+    "--lr_scheduler.warmup_steps", "0", "--lr_scheduler.min_lr_factor", "1",
+)  # fmt: skip
+
+
+def balanced(root: Path, rows: int, *args: str, name: str = "balanced", **options: Any) -> dict[str, Any]:
+    """Three steps on four rows with the balancing loss."""
+    job = root / "balanced.toml"
+    text = JOB.format(backend="native", folder=root / "moe", limit="1GB")
+    job.write_text(text.replace('load_balance = "none"', 'load_balance = "aux_loss"'))
+    dump = str(root / "out" / f"{name}-{rows}")
+    size = ("--training.local_batch_size", str(rows))
+    return {
+        "name": name,
+        "args": ["--job.config_file", str(job), "--dump_folder", dump, *TRAIN, *size, *args],
+        **options,
+    }
+
+
+def continued(root: Path) -> list[dict[str, Any]]:
+    """A run that exports, and two that go on: from its checkpoint, and from its export imported again."""
+    job = root / "continued.toml"
+    text = JOB.format(backend="native", folder=root / "moe", limit="150KB")
+    job.write_text(text.replace("[checkpoint]", "[checkpoint]\nlast_save_model_only = true"))
+    args = ["--job.config_file", str(job), "--dump_folder"]
+    out, imported = root / "out" / "first", root / "imported"
+    follow = [*TRAIN, "--checkpoint.no-initial_load_in_hf", "--checkpoint.initial_load_path"]
+    return [
+        {"name": "first", "args": [*args, str(out), "--training.steps", "2"]},
+        {"name": "from checkpoint", "args": [*args, str(root / "a"), *follow, str(out / "checkpoint/step-2")]},
+        {
+            "name": "from export",
+            "args": [*args, str(root / "b"), *follow, str(imported)],
+            "before": ["import", str(out / "export/step-2"), str(imported)],
+        },
+    ]
+
+
+def launch(
+    root: Path, cases: list[tuple[str, str, str]], ranks: int, more: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    jobs = [*more]
     for backend, kind, layout in cases:
         job = root / f"{backend}-{kind}-{layout}.toml"
         limit = "10GB" if kind == "untied" else "150KB"
@@ -108,12 +150,20 @@ def launch(root: Path, cases: list[tuple[str, str, str]], ranks: int) -> dict[st
 
 @pytest.fixture(scope="module")
 def one(folder):
-    return launch(folder, ONE, 1)
+    more = [
+        *continued(folder),
+        balanced(folder, 4),
+        balanced(folder, 2, "--training.global_batch_size", "4", name="accumulated", accumulation=2),
+        balanced(folder, 4, *("--model.load_balance", "none"), name="unbalanced"),
+    ]
+    return launch(folder, ONE, 1, more)
 
 
 @pytest.fixture(scope="module")
 def two(folder):
-    return launch(folder, TWO, 2)
+    expert = ("--parallelism.expert_parallel_degree", "2")
+    more = [balanced(folder, 2), balanced(folder, 2, *expert, name="balanced ep")]
+    return launch(folder, TWO, 2, more)
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -142,3 +192,22 @@ def test_one_rank(folder, one, case):
 @pytest.mark.parametrize("case", TWO, ids=name_of)
 def test_two_ranks(folder, two, case):
     check(folder, two, case)
+
+
+def losses(results: dict[str, Any], name: str) -> list[float]:
+    assert "error" not in results[name], results[name]["error"]
+    return results[name]["losses"]
+
+
+def test_training_goes_on_from_an_imported_export_as_from_the_checkpoint_itself(one):
+    assert len(losses(one, "from checkpoint")) == 3
+    assert losses(one, "from export") == losses(one, "from checkpoint")
+    assert losses(one, "from export")[0] < losses(one, "first")[0]
+
+
+@pytest.mark.parametrize("name", ["balanced", "balanced ep"])
+def test_balance_is_counted_over_all_ranks(one, two, name):
+    """Two ranks with two rows each train as one rank with all four."""
+    assert losses(two, name) == pytest.approx(losses(one, "balanced"), rel=1e-5)
+    assert losses(one, "balanced")[2] != pytest.approx(losses(one, "unbalanced")[2], rel=1e-5)
+    assert one["balanced"]["log"].count("router_aux_loss:") == 3

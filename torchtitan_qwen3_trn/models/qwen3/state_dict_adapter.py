@@ -224,7 +224,8 @@ def _refuse_moved_bias(state_dict: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the load-balancing bias of the router has moved in {len(moved)} layers (furthest in {key}: "
             f"{moved[key]:g}) and a Hugging Face checkpoint has no place for it; without it tokens would go to "
-            'other experts. Keep torchtitan\'s own checkpoint format, or train with model.load_balance = "none"'
+            "other experts. Keep torchtitan's own checkpoint format, or train with model.load_balance "
+            '"aux_loss" or "none"'
         )
 
 
