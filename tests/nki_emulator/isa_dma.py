@@ -159,7 +159,7 @@ def _check_index(instruction: str, **tensors: NkiTensor) -> None:
     """One row index per partition: (P, 1), as many as the view has rows."""
     for name, tensor in tensors.items():
         by = tensor.indirect_by
-        if by is not None and by.vector and by.index.shape != (tensor.shape[0], 1):
+        if by is not None and by.vector and (by.index.shape[0] != tensor.shape[0] or by.index.per_partition != 1):
             fail(
                 f"nisa.{instruction}: {name}",
                 f"vector_offset {by.index!r} must have shape ({tensor.shape[0]}, 1), one index per row of {tensor!r}",

@@ -411,11 +411,17 @@ def run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], first_cor
     if kernel.lnc == 1:
         body(0)
     else:
-        threads = [threading.Thread(target=body, args=(rank,), name=f"{where} core {rank}") for rank in range(2)]
+        threads = [
+            threading.Thread(target=body, args=(rank,), name=f"{where} core {rank}", daemon=True) for rank in range(2)
+        ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:  # an interrupt; the cores stop at their next wait
+            group.abort()
+            raise
     if errors:
         raise errors[0]
     if kernel.lnc == 2 and len(group.barriers[0]) != len(group.barriers[1]):

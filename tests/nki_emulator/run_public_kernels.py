@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import nki_emulator
-from nki_emulator import dtypes
+from nki_emulator.nki_library_tests import neuron_dtypes
 
 Outputs = Any
 Case = Callable[[], tuple[Outputs, Outputs, float, float]]
@@ -647,10 +646,7 @@ def main() -> int:
     os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     logging.disable(logging.CRITICAL)
     nki_emulator.install(force=True)
-    # AWS's references import a private package for type names and a cast.
-    private = ModuleType("neuron_dtypes")
-    vars(private).update(dtypes.ALL, static_cast=lambda x, dtype: np.asarray(x).astype(np.dtype(dtype)))
-    sys.modules.setdefault("neuron_dtypes", private)
+    sys.modules.setdefault("neuron_dtypes", neuron_dtypes())
     roots = {"nki-library": options.nki_library, "nki-samples": options.nki_samples, "aws-neuron-sdk": options.sdk}
     ROOTS.update({source: path.resolve() for source, path in roots.items() if path})
     for source, below in (("nki-library", "src"), ("nki-samples", "src"), ("aws-neuron-sdk", ".")):
