@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from torchtitan.config.manager import ConfigManager
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.load import LoadedJob, flag_value, is_rank_zero, load_job
+from torchtitan_qwen3_trn.job.load import LoadedJob, flag_count, flag_value, is_rank_zero, load_job
 from torchtitan_qwen3_trn.job.options import TOP_LEVEL_HOMES
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,8 @@ def _refuse_contradictions(path: str | None, args: list[str]) -> None:
     problems = []
     if not path:
         problems.append(Problem("--job.config_file", "needs a file", "for instance examples/qwen3_moe.toml"))
+    elif flag_count(args, JOB_FLAG) > 1:
+        problems.append(Problem("--job.config_file", "is given more than once", "a run has one job file"))
     problems += [
         Problem(f"--{flag}", "cannot be combined with --job.config_file", "use one or the other")
         for flag in ("module", "config")
