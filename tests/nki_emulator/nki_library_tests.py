@@ -4,8 +4,8 @@
 
 AWS's tests build inputs, name a kernel and a reference, and hand both to a `test_manager` that compiles and runs on a
 Trainium host. Here the `test_manager` runs the emulator and compares by AWS's rule: the difference of each element is
-at most atol + rtol * the largest absolute reference. Packages that only serve hosts, metrics and uploads are replaced by
-empty ones. A test that takes longer than SECONDS_PER_TEST (default 20) is skipped; MX tests need trn3 and fail.
+at most atol + rtol * the largest absolute reference. Packages that only serve hosts, metrics and uploads are replaced
+by empty ones. A test that takes longer than SECONDS_PER_TEST (default 20) is skipped; MX tests need trn3 and fail.
 """
 
 from __future__ import annotations
