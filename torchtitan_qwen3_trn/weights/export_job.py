@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.config import TORCH_DTYPE_MAP
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.job.load import is_rank_zero
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
 from torchtitan_qwen3_trn.weights.assets import layout_and_class, write_assets
@@ -61,7 +62,7 @@ def check(config: PluginTrainer.Config, settings: Settings) -> list[Problem]:
         problems.append(Problem(f"{where}.folder", what, "name a folder on a disk that all hosts see"))
         return problems
     for step in _steps(config, settings):
-        if problem := destination_problem(_destination(config, settings, step)):
+        if step > _resumed_step(config) and (problem := destination_problem(_destination(config, settings, step))):
             problems.append(problem)
     if _trains_expert_bias(config) and not settings.drop_expert_bias:
         what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
@@ -138,6 +139,15 @@ def _destination(config: PluginTrainer.Config, settings: Settings, step: int) ->
 def _steps(config: PluginTrainer.Config, settings: Settings) -> list[int]:
     last = [config.training.steps] if settings.at_end else []
     return sorted({*settings.steps, *last})
+
+
+def _resumed_step(config: PluginTrainer.Config) -> int:
+    """The step a run continues after; 0 when it starts anew."""
+    checkpoint = config.checkpoint
+    if not checkpoint.enable:
+        return 0
+    newest = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step)
+    return int(newest.name.removeprefix("step-")) if newest is not None else 0
 
 
 def _spec(config: PluginTrainer.Config) -> Any:

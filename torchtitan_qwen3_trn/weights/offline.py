@@ -112,7 +112,7 @@ def export_checkpoint(
     config = from_folder(assets)
     skeleton = _skeleton(route, config, assets)
     _compare(checkpoint, metadata, skeleton)
-    reader = _KeyReader(checkpoint, metadata)
+    reader = _KeyReader(checkpoint, metadata, skeleton.names)
     biases = {key: reader(key) for key in metadata.state_dict_metadata if key.endswith(_EXPERT_BIAS)}
     kept = without_expert_bias(biases) if drop_expert_bias else biases
     try:
@@ -152,7 +152,7 @@ def checkpoint_tensors(checkpoint: Path, assets: Path) -> Iterator[tuple[str, to
     metadata, route = _metadata(checkpoint), route_of(checkpoint)
     skeleton = _skeleton(route, from_folder(assets), assets)
     _compare(checkpoint, metadata, skeleton)
-    reader = _KeyReader(checkpoint, metadata)
+    reader = _KeyReader(checkpoint, metadata, skeleton.names)
     for key, names in skeleton.names.items():
         if names:
             yield from skeleton.adapter.to_hf({key: reader(key)}).items()
@@ -221,23 +221,26 @@ class _KnownMetadata(FileSystemReader):
 
 
 class _KeyReader:
-    """Tensors of a training checkpoint by key; the last few are kept."""
+    """Tensors of a training checkpoint by key; of those that become several tensors in files the last few are kept."""
 
-    def __init__(self, checkpoint: Path, metadata: Metadata) -> None:
-        self._reader, self._metadata = _KnownMetadata(checkpoint, metadata), metadata
+    def __init__(self, checkpoint: Path, metadata: Metadata, names: Mapping[str, tuple[str, ...]]) -> None:
+        self._reader, self._metadata, self._names = _KnownMetadata(checkpoint, metadata), metadata, names
         self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def __call__(self, key: str) -> torch.Tensor:
-        if key not in self._recent:
-            stored = self._metadata.state_dict_metadata[key]
-            if not isinstance(stored, TensorStorageMetadata):
-                raise ValueError(f"{key} is not a tensor")
-            while len(self._recent) >= _KEPT:
-                self._recent.popitem(last=False)
-            value = torch.empty(stored.size, dtype=stored.properties.dtype)
-            load({key: value}, storage_reader=self._reader, no_dist=True)
+        if key in self._recent:
+            return self._recent[key]
+        stored = self._metadata.state_dict_metadata[key]
+        if not isinstance(stored, TensorStorageMetadata):
+            raise ValueError(f"{key} is not a tensor")
+        several = len(self._names.get(key, ())) > 1
+        while len(self._recent) >= (_KEPT if several else 1):
+            self._recent.popitem(last=False)
+        value = torch.empty(stored.size, dtype=stored.properties.dtype)
+        load({key: value}, storage_reader=self._reader, no_dist=True)
+        if several:
             self._recent[key] = value
-        return self._recent[key]
+        return value
 
 
 class _Folder:

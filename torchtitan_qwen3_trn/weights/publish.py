@@ -40,18 +40,19 @@ class Draft:
             raise JobError([problem])
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
             raise JobError([Problem(str(self.folder), f"cannot be created: {error.strerror}")]) from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._descriptor)
+            os.close(descriptor)
             what = "is being written by another process" if isinstance(error, BlockingIOError) else str(error)
             raise JobError([Problem(str(destination), what, "wait for it, or choose another folder")]) from error
-        if not self._still_there():
-            os.close(self._descriptor)
+        if not self._still_there(descriptor):
+            os.close(descriptor)
             raise JobError([Problem(str(destination), "has just been written by another process")])
+        self._descriptor: int | None = descriptor
         try:
             _empty(self.folder)
         except OSError as error:
@@ -71,17 +72,23 @@ class Draft:
         if problem := destination_problem(self.destination):
             raise JobError([problem])
         os.rename(self.folder, self.destination)
+        self._unlock()
         _sync(self.destination.parent)
-        os.close(self._descriptor)
 
     def discard(self) -> None:
-        """Remove the folder with everything in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._descriptor)
+        """Remove the folder with everything in it; nothing happens when it has been published."""
+        if self._descriptor is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._unlock()
 
-    def _still_there(self) -> bool:
+    def _unlock(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _still_there(self, descriptor: int) -> bool:
         """Whether the locked folder is the one at the path: another process may have moved or removed it before."""
-        mine = os.fstat(self._descriptor)
+        mine = os.fstat(descriptor)
         try:
             there = os.stat(self.folder)
         except FileNotFoundError:

@@ -61,12 +61,14 @@ LAYOUTS = {
 }
 ONE = [(backend, kind, "one") for backend in ("native", "huggingface_v5") for kind in KINDS]
 TWO = [
-    *(("native", kind, layout) for kind in KINDS for layout in ("fsdp", "tp")),
-    ("native", "moe", "ep"),
+    ("native", "tied", "fsdp"),
+    ("native", "tied", "tp"),
     ("native", "untied", "pp"),
-    ("native", "moe", "ddp"),
-    *(("huggingface_v5", kind, layout) for kind in KINDS for layout in ("fsdp", "tp")),
-    ("huggingface_v5", "moe", "ddp"),
+    *(("native", "moe", layout) for layout in ("fsdp", "tp", "ep", "ddp")),
+    ("huggingface_v5", "tied", "fsdp"),
+    ("huggingface_v5", "untied", "tp"),
+    ("huggingface_v5", "moe", "fsdp"),
+    ("huggingface_v5", "moe", "tp"),
 ]
 
 
@@ -153,7 +155,6 @@ def one(folder):
     more = [
         *continued(folder),
         balanced(folder, 4),
-        balanced(folder, 2, "--training.global_batch_size", "4", name="accumulated", accumulation=2),
         balanced(folder, 4, *("--model.load_balance", "none"), name="unbalanced"),
     ]
     return launch(folder, ONE, 1, more)
@@ -210,4 +211,4 @@ def test_balance_is_counted_over_all_ranks(one, two, name):
     """Two ranks with two rows each train as one rank with all four."""
     assert losses(two, name) == pytest.approx(losses(one, "balanced"), rel=1e-5)
     assert losses(one, "balanced")[2] != pytest.approx(losses(one, "unbalanced")[2], rel=1e-5)
-    assert one["balanced"]["log"].count("router_aux_loss:") == 3
+    assert "step:  1  router_aux_loss:" in one["balanced"]["log"]

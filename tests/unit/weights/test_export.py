@@ -194,6 +194,16 @@ def test_a_job_hears_at_the_start_what_would_fail_at_the_end(parse_job, tmp_path
         assert part in outcome.message
 
 
+def test_a_run_that_goes_on_does_not_stumble_over_its_own_earlier_export(parse_job, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    job = JOB.format(folder=tmp_path, options="steps = [2]") + "[checkpoint]\nenable = true\n"
+    (tmp_path / "export/step-2").mkdir(parents=True)
+    assert "export/step-2: exists already" in parse_job(job).message
+    dcp.save({"train_state": {"step": torch.tensor(2)}}, checkpoint_id=tmp_path / "checkpoint/step-2")
+    assert parse_job(job).status is None
+
+
 def test_a_job_that_trains_an_expert_bias_is_refused_unless_it_says_so(parse_job, tmp_path):
     from conftest import TINY_MODEL
 

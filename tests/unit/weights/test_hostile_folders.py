@@ -167,7 +167,7 @@ CASES = {
     truncated: "the file is truncated or wrong",
     header_too_long: "a header of 9223372036854775808 bytes is announced",
     overlapping: "inside the tensor that ends at",
-    out_of_range: "ends at byte 10995116",
+    out_of_range: "ends at byte 1099512152064 of 524288",
     negative_offset: "has the impossible offsets [-8, 0]",
     shape_beyond_offsets: "bytes and its offsets give it",
     doubled_key: "twice",
@@ -213,8 +213,8 @@ def test_mutated_folders_are_judged_without_a_crash():
     """``python tests/unit/weights/mutate.py 10000`` does more of it."""
     logging.disable(logging.WARNING)
     try:
-        refused = judge_mutations(300, first=0)
+        refused = judge_mutations(200, first=0)
     finally:
         logging.disable(logging.NOTSET)
     # Most mutations hit something that matters; some only the tensors' values or a name nobody reads.
-    assert refused > 150
+    assert refused > 100
