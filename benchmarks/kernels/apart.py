@@ -8,9 +8,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import (
-    BACKWARD_TILE_BYTES,
     add_products,
-    in_float32,
+    load_in_float32,
     load_weights,
     multiply_weight,
     new_square_tiles,
@@ -22,6 +21,8 @@ from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import (
     subtract_mean,
 )
 from torchtitan_qwen3_trn.kernels.nki_rope import (
+    GPSIMD_SHARE,
+    TILE_BYTES,
     blocks_of_core,
     bytes_of,
     head_groups,
@@ -84,7 +85,7 @@ def qk_norm_backward_kernel(dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weig
     """Gradients of `qk_norm_kernel`, as the fused kernel computes them."""
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
-    row_bytes = (q_heads + k_heads) * head_dim * bytes_of(q_BLNH.dtype) * 3 // 2
+    row_bytes = (q_heads + k_heads) * head_dim * (bytes_of(q_BLNH.dtype) + 2)
     positions = positions_per_partition(length, row_bytes, head_dim)
     weights_P2H = load_weights(q_weight_H, k_weight_H, nl.sbuf)
     psum_weights_P2H = load_weights(q_weight_H, k_weight_H, nl.psum)
@@ -101,21 +102,23 @@ def qk_norm_backward_kernel(dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weig
         for block in range(first_block, past_last_block):
             for b in range(batch):
                 dy = load_block(in_blocks(dy_BLXH, positions)[b, block])
-                x = load_block(in_blocks(x_BLXH, positions)[b, block])
+                x = load_in_float32(in_blocks(x_BLXH, positions)[b, block])
                 r = load_block(in_blocks(rms_BLX, positions)[b, block])
                 r2 = square(r)
-                dx = new_tile(x.shape, x.dtype)
+                dx = new_tile(x.shape, x_BLXH.dtype)
                 row = new_tile((1, positions * head_dim), nl.float32)
                 for j in range(positions):
                     products = new_square_tiles(head_dim)
                     first = True
-                    for q_or_k, start, stop, on_vector in head_groups(q_heads, k_heads, head_dim, BACKWARD_TILE_BYTES):
+                    for q_or_k, start, stop, on_vector in head_groups(
+                        q_heads, k_heads, head_dim, TILE_BYTES, GPSIMD_SHARE
+                    ):
                         if q_or_k == i:
                             dyr_PGH = scale_heads(dy, r, j, start, stop)
                             weights = psum_weights_P2H if on_vector else weights_P2H
                             w_PGH = multiply_weight(dyr_PGH, weights, i, on_vector)
                             subtract_mean(w_PGH, x, r2, dx, j, start, stop, on_vector)
-                            add_products(products, dyr_PGH, in_float32(x[:, j, start:stop, :]), first)
+                            add_products(products, dyr_PGH, x[:, j, start:stop, :], first)
                             first = False
                     store_diagonals(products, row, j * head_dim)
                 nisa.dma_copy(dst=in_blocks(dx_BLXH, positions)[b, block], src=dx)

@@ -3,10 +3,10 @@
     python benchmarks/kernels/experts.py
 
 Sizes of Qwen3-30B-A3B's experts, 64 of them on the core: T = 4096 tokens, K = 4, D = 2048, F = 768, bfloat16. Loops
-run over experts and over tiles (forward, input gradient) or blocks (weight gradients) of their rows, and do the same work in
-every round. So a kernel's counts are a constant, plus so much per expert, plus so much per round. The three are taken
-from small launches, one more launch checks that they predict it, and any routing is priced by its number of rounds. See
-model.py for what "modelled" means. Free slots of a tile count as moved, though DMA skips them.
+run over experts and over tiles (forward, input gradient) or blocks (weight gradients) of their rows, and do the same
+work in every round. So a kernel's counts are a constant, plus so much per expert, plus so much per round. The three
+are taken from small launches, one more launch checks that they predict it, and any routing is priced by its number of
+rounds. See model.py for what "modelled" means. Free slots of a tile count as moved, though DMA skips them.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def bound_us(products: int, bytes_moved: int) -> tuple[float, str]:
     return max((tensor, "Tensor Engine"), (hbm, "HBM"))
 
 
-def main() -> None:
-    """Print times, what bounds them, and ratios."""
+def measure() -> dict[str, float]:
+    """Print times and what bounds them; return the ratios."""
     priced = prices()
     balanced = [ROWS // EXPERTS] * EXPERTS
     skewed = zipf(ROWS, EXPERTS, TOKENS)
@@ -152,13 +152,16 @@ def main() -> None:
                 f"  {kernel:17} {times[routing, kernel]:7.0f} us  {runs:4.0%} in runs >= 2 KiB  {model.busiest(phases)}"
             )
     total = {r: sum(times[r, kernel] for kernel in ROUNDS) for r in ("balanced", "Zipf")}
-    forward, (bound, by) = times["balanced", "forward"], bounds["forward"]
-    print(f"forward / bound ({bound:.0f} us, {by}): {forward / bound:.2f}")
-    both = bound + bounds["backward"][0]
-    print(f"forward and backward / bound ({both:.0f} us, {bounds['backward'][1]}): {total['balanced'] / both:.2f}")
-    skew, skew_all = times["Zipf", "forward"] / forward, total["Zipf"] / total["balanced"]
-    print(f"Zipf / balanced: forward {skew:.2f}, forward and backward {skew_all:.2f}")
+    for direction, (bound, by) in bounds.items():
+        print(f"bound of {direction}: {bound:.0f} us, {by}")
+    return {
+        "forward / bound": times["balanced", "forward"] / bounds["forward"][0],
+        "forward and backward / bound": total["balanced"] / sum(bound for bound, _ in bounds.values()),
+        "forward, Zipf / balanced": times["Zipf", "forward"] / times["balanced", "forward"],
+        "forward and backward, Zipf / balanced": total["Zipf"] / total["balanced"],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    for name, ratio in measure().items():
+        print(f"{name}: {ratio:.2f}")

@@ -74,10 +74,12 @@ def run(kernel: Callable[..., Any], *args: Any, cores: int = 2, **options: Any) 
     """Launch on emulated cores.
 
     Returns:
-        The kernel's results, and the work of core 0, which all kernels here share evenly, from barrier to barrier.
+        The kernel's results, and the work of core 0 from barrier to barrier; the other core's is the same.
     """
     with _copies_at_barriers() as copies, nki_emulator.counting() as report:
         results = nki.simulate(kernel[cores])(*args, **options)
+    assert all(core.hbm_bytes == report.cores[0].hbm_bytes for core in report.cores)
+    assert all(core.cycles == report.cores[0].cycles for core in report.cores)
     marks = [None, *copies, report.cores[0]]
     return results, [work(after, before) for before, after in itertools.pairwise(marks)]
 

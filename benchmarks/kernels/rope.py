@@ -40,16 +40,8 @@ def rope_bound_us(elements: int, bytes_moved: int) -> tuple[float, str]:
     return max((hbm, "HBM"), (passes, "Vector and GpSimd"))
 
 
-def report(name: str, phases: list[model.Work]) -> None:
-    """One line for one kernel, or several in a row."""
-    runs = model.long_runs(phases)
-    print(
-        f"  {name:34} {microseconds(phases):8.1f} us   {runs:4.0%} of bytes in runs >= 2 KiB   {model.busiest(phases)}"
-    )
-
-
-def measure(heads: tuple[int, int, int], length: int, library: Path | None) -> None:
-    """Run all kernels at one size and print their ratios."""
+def measure(heads: tuple[int, int, int], length: int, library: Path | None = None) -> dict[str, float]:
+    """Run all kernels at one size; print times and what bounds them; return the ratios."""
     q_heads, k_heads, head_dim = heads
     torch.manual_seed(0)
     q, dq = (torch.randn(1, length, q_heads, head_dim).bfloat16() for _ in range(2))
@@ -57,38 +49,37 @@ def measure(heads: tuple[int, int, int], length: int, library: Path | None) -> N
     weight = torch.ones(head_dim).bfloat16()
     angles = torch.rand(1, length, head_dim // 2)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-
-    forward = model.run(nki_rope.rope_kernel, q, k, table)[1]
-    backward = model.run(nki_rope.rope_backward_kernel, dq, dk, table)[1]
     least_bytes = (2 * (q.nbytes + k.nbytes) + table.nbytes) // 2
     bound, bound_by = rope_bound_us((q.numel() + k.numel()) // 2, least_bytes)
-    report("RoPE forward", forward)
-    report("RoPE backward", backward)
-    print(f"  HBM bytes / least {hbm_bytes(forward) / least_bytes:.3f}; bound {bound:.1f} us by {bound_by}")
-    print(f"  time / bound: forward {microseconds(forward) / bound:.2f}, backward {microseconds(backward) / bound:.2f}")
-    if library:
-        theirs = rope_hf_with_layouts(library, q, k, angles)
-        report("rope_hf and four layout changes", theirs)
-        print(
-            f"  of rope_hf's: HBM bytes {hbm_bytes(forward) / hbm_bytes(theirs):.2f}, "
-            f"speed {microseconds(theirs) / microseconds(forward):.2f} x"
-        )
+    print(f"  bound of RoPE: {bound:.1f} us by {bound_by}")
 
-    results, fused = model.run(nki_qk_norm_rope.qk_norm_rope_kernel, q, k, weight, weight, table, EPS)
-    rms = results[2:]
-    fused_back = model.run(nki_qk_norm_rope.qk_norm_rope_backward_kernel, dq, dk, q, k, weight, weight, table, *rms)[1]
-    norm = model.run(apart.qk_norm_kernel, q, k, weight, weight, EPS)[1]
-    norm_back = model.run(apart.qk_norm_backward_kernel, dq, dk, q, k, weight, weight, *rms)[1]
-    report("QK-norm + RoPE forward", fused)
-    report("QK-norm + RoPE backward", fused_back)
-    report("QK-norm alone, forward", norm)
-    report("QK-norm alone, backward", norm_back)
-    one, two = microseconds(fused), microseconds(norm) + microseconds(forward)
-    one_back, two_back = microseconds(fused_back), microseconds(norm_back) + microseconds(backward)
-    print(
-        f"  fused over apart: forward {two / one:.2f} x, backward {two_back / one_back:.2f} x, "
-        f"both {(two + two_back) / (one + one_back):.2f} x"
-    )
+    (_, _, *rms), fused = model.run(nki_qk_norm_rope.qk_norm_rope_kernel, q, k, weight, weight, table, EPS)
+    inputs = (dq, dk, q, k, weight, weight)
+    work = {
+        "RoPE forward": model.run(nki_rope.rope_kernel, q, k, table)[1],
+        "RoPE backward": model.run(nki_rope.rope_backward_kernel, dq, dk, table)[1],
+        "QK-norm + RoPE forward": fused,
+        "QK-norm + RoPE backward": model.run(nki_qk_norm_rope.qk_norm_rope_backward_kernel, *inputs, table, *rms)[1],
+        "QK-norm alone, forward": model.run(apart.qk_norm_kernel, q, k, weight, weight, EPS)[1],
+        "QK-norm alone, backward": model.run(apart.qk_norm_backward_kernel, *inputs, *rms)[1],
+    }
+    if library:
+        work["rope_hf and four layout changes"] = rope_hf_with_layouts(library, q, k, angles)
+    for name, phases in work.items():
+        runs = model.long_runs(phases)
+        print(f"  {name:32} {microseconds(phases):7.1f} us  {runs:4.0%} in runs >= 2 KiB  {model.busiest(phases)}")
+
+    times = {name: microseconds(phases) for name, phases in work.items()}
+    ratios = {"RoPE, HBM bytes / least": hbm_bytes(work["RoPE forward"]) / least_bytes}
+    for direction in ("forward", "backward"):
+        ratios[f"RoPE {direction} / bound"] = times[f"RoPE {direction}"] / bound
+        separate = times[f"QK-norm alone, {direction}"] + times[f"RoPE {direction}"]
+        ratios[f"QK-norm and RoPE apart / fused, {direction}"] = separate / times[f"QK-norm + RoPE {direction}"]
+    if library:
+        theirs = "rope_hf and four layout changes"
+        ratios["RoPE / rope_hf, HBM bytes"] = hbm_bytes(work["RoPE forward"]) / hbm_bytes(work[theirs])
+        ratios["rope_hf / RoPE, time"] = times[theirs] / times["RoPE forward"]
+    return ratios
 
 
 def rope_hf_with_layouts(library: Path, q: torch.Tensor, k: torch.Tensor, angles: torch.Tensor) -> list[model.Work]:
@@ -124,7 +115,8 @@ def main() -> None:
         print(
             f"{name}: {heads[0]} query and {heads[1]} key heads of {heads[2]}, {arguments.length} positions, bfloat16"
         )
-        measure(heads, arguments.length, arguments.nki_library)
+        for ratio, value in measure(heads, arguments.length, arguments.nki_library).items():
+            print(f"  {ratio}: {value:.2f}")
 
 
 if __name__ == "__main__":

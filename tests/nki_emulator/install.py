@@ -31,9 +31,9 @@ def install(*, force: bool = False) -> ModuleType:
         import nki
 
         return nki
-    math = {n: f for n, f in vars(language_math).items() if getattr(f, "__module__", None) == language_math.__name__}
-    members = {n: v for n, v in vars(language).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
-    nl = _module("nki.language", **members, **ops.ALL, **{n: f for n, f in math.items() if not n.startswith("_")})
+    members = {name: getattr(language, name) for name in language.__all__}
+    maths = {name: getattr(language_math, name) for name in language_math.__all__}
+    nl = _module("nki.language", **members, **ops.ALL, **maths)
     constants = {
         name: getattr(isa_common, name)
         for name in (

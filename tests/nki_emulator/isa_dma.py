@@ -89,6 +89,25 @@ def scatter(tensor: NkiTensor, values: np.ndarray, where: str, mode: oob_mode, *
             table[row] = uninitialised(tensor.dtype)
 
 
+def _check_read(core: Core, name: str, tensor: NkiTensor) -> None:
+    """Fail where a core reads shared memory that the other core wrote since their last common barrier."""
+    marks = core.group.writer_marks(tensor, make=False)
+    if marks is None:
+        return
+    other = 1 - core.rank
+    found, _ = gather(marks, f"nisa.{name}", oob_modes.skip)
+    if (found == core.group.mark(other, barriers=len(core.group.barriers[core.rank]))).any():
+        fail(f"nisa.{name}", f"core {core.rank} reads {tensor!r} where core {other} wrote since the last barrier")
+
+
+def _note_write(core: Core, name: str, tensor: NkiTensor) -> None:
+    """Remember who writes. Two cores writing one place is no error: padding rows are written by both."""
+    marks = core.group.writer_marks(tensor, make=True)
+    if marks is not None:
+        mark = np.full(marks.shape, core.group.mark(core.rank), np.uint16)
+        scatter(marks, mark, f"nisa.{name}", oob_modes.skip)
+
+
 def _count(core: Core, instruction: str, dst: NkiTensor, *sources: NkiTensor) -> None:
     """Several sources are read one after the other; the result is written once."""
     for i, src in enumerate(sources):
@@ -107,7 +126,6 @@ def dma_copy(
     dge_mode: dge_mode = dge_mode.unknown,
     engine: engine = engine.unknown,
     name: str | None = None,
-    **removed: Any,
 ) -> NkiInstruction:
     """dst = src between HBM and SBUF; a type change goes through float32."""
     core = begin("dma_copy")
@@ -120,6 +138,8 @@ def dma_copy(
         fail("nisa.dma_copy", f"src {src!r} has {src.size} elements, dst {dst!r} {dst.size}")
     _check_dge("dma_copy", dge_mode, engine, dst, src)
     _check_index("dma_copy", dst=dst, src=src)
+    _check_read(core, "dma_copy: src", src)
+    _note_write(core, "dma_copy: dst", dst)
     values, inside = gather(src, "nisa.dma_copy: src", oob_mode)
     if src.dtype is not dst.dtype and src.dtype.np != dst.dtype.np:
         if dge_mode.name == "hwdge":
@@ -139,7 +159,7 @@ def _check_index(instruction: str, **tensors: NkiTensor) -> None:
     """One row index per partition: (P, 1), as many as the view has rows."""
     for name, tensor in tensors.items():
         by = tensor.indirect_by
-        if by is not None and by.vector and by.index.shape != (tensor.shape[0], 1):
+        if by is not None and by.vector and (by.index.shape[0] != tensor.shape[0] or by.index.per_partition != 1):
             fail(
                 f"nisa.{instruction}: {name}",
                 f"vector_offset {by.index!r} must have shape ({tensor.shape[0]}, 1), one index per row of {tensor!r}",
@@ -195,6 +215,7 @@ def dma_transpose(
         _check_hwdge_transpose(where, src)
     elif dge_mode.name != "unknown":
         fail(f"{where}: dge_mode", f"{dge_mode.name}; only unknown and hwdge without vector_offset")
+    _check_read(core, "dma_transpose: src", src)
     values, inside = gather(src, f"{where}: src", oob_mode)
     target = dst.array(f"{where}: dst")
     if inside is None:
@@ -279,12 +300,14 @@ def dma_compute(
     total: np.ndarray | None = None
     mask: np.ndarray | None = None
     for i, src in enumerate(srcs):
+        _check_read(core, f"dma_compute: srcs[{i}]", src)
         values, inside = gather(src, f"{where}: srcs[{i}]", oob_mode)
         if inside is not None:
             mask = inside
         part = to_float32(values).reshape(dst.shape)
         total = part if total is None else total + part
     assert total is not None
+    _note_write(core, "dma_compute: dst", dst)
     result = from_float32(np.ascontiguousarray(total), dst.dtype)
     if mask is not None and not dst.is_indirect():
         dst.array(f"{where}: dst")[mask] = result[mask]

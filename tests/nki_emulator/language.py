@@ -1,4 +1,3 @@
-# ruff: noqa: F401  re-exports
 """The core of `nki.language`: types, buffers, tensors, loops, and calling an operator on tiles.
 
 `install` puts the operators (`ops`) and the maths (`language_math`) beside these, under the names AWS gives them.
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import isa, launch, memory, ops
+from . import isa, launch, memory
 from .dtypes import (
     DType,
     as_dtype,
@@ -42,6 +41,63 @@ from .isa_common import VirtualRegister, write
 from .memory import HBM, ON_CHIP, MemoryRegion
 from .ops import Op
 from .views import NKIObject, NkiTensor, ds
+
+__all__ = [
+    "DType",
+    "MemoryRegion",
+    "NKIObject",
+    "NkiTensor",
+    "affine_range",
+    "bfloat16",
+    "bool_",
+    "device_print",
+    "ds",
+    "dynamic_range",
+    "empty_like",
+    "float4_e2m1fn_x4",
+    "float8_e4m3",
+    "float8_e4m3fn",
+    "float8_e4m3fn_x4",
+    "float8_e5m2",
+    "float8_e5m2_x4",
+    "float8_e8m0fnu",
+    "float16",
+    "float32",
+    "fori_loop",
+    "full",
+    "hbm",
+    "int8",
+    "int16",
+    "int32",
+    "is_hbm",
+    "is_on_chip",
+    "is_psum",
+    "is_sbuf",
+    "load",
+    "ndarray",
+    "no_reorder",
+    "num_programs",
+    "ones",
+    "private_hbm",
+    "program_id",
+    "program_ndim",
+    "psum",
+    "sbuf",
+    "sequential_range",
+    "shared_constant",
+    "shared_hbm",
+    "shared_identity_matrix",
+    "static_range",
+    "store",
+    "tfloat32",
+    "tile_size",
+    "uint8",
+    "uint16",
+    "uint32",
+    "while_loop",
+    "zeros",
+    "zeros_like",
+]
 
 sbuf, psum = MemoryRegion.sbuf, MemoryRegion.psum
 hbm = private_hbm = MemoryRegion.private_hbm

@@ -18,6 +18,33 @@ from .isa_common import tile as check_tile
 from .memory import HBM, MemoryRegion
 from .views import NkiTensor
 
+__all__ = [
+    "all",
+    "broadcast_to",
+    "ceil",
+    "cos",
+    "expand_dims",
+    "floor",
+    "gather_flattened",
+    "load_transpose2d",
+    "matmul",
+    "max",
+    "mean",
+    "min",
+    "negative",
+    "prod",
+    "rand",
+    "random_seed",
+    "rms_norm",
+    "softmax",
+    "sum",
+    "tan",
+    "transpose",
+    "trunc",
+    "var",
+    "where",
+]
+
 
 def _new(shape: Any, dtype: Any, buffer: MemoryRegion = MemoryRegion.sbuf) -> NkiTensor:
     return launch.current().allocate(tuple(shape), dtype, buffer)
@@ -55,6 +82,21 @@ def mean(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> 
     out = _new(total.shape, dtype or x.dtype)
     isa.tensor_scalar(out, total, ops.multiply, 1 / math.prod(x.shape[a % x.ndim] for a in axes))
     return out
+
+
+def var(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
+    """Mean of squares less the square of the mean, over all elements of the given dimensions."""
+    squares = _new(x.shape, float32)
+    isa.tensor_tensor(squares, x, x, ops.multiply)
+    first, second = mean(x, axis, float32, keepdims), mean(squares, axis, float32, keepdims)
+    out = _new(first.shape, dtype or x.dtype)
+    isa.tensor_tensor(first, first, first, ops.multiply)
+    isa.tensor_tensor(out, second, first, ops.subtract)
+    return out
+
+
+def all(x: NkiTensor, axis: Any, dtype: Any = None) -> NkiTensor:
+    return _reduce(ops.logical_and, x, axis, dtype, keepdims=False)
 
 
 def negative(x: NkiTensor, dtype: Any = None) -> NkiTensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -46,7 +47,6 @@ class Group:
     def __init__(self, size: int, first: int) -> None:
         self.size = size
         self.turn = first
-        self.first = first
         self.condition = threading.Condition()
         self.finished = [False] * size
         self.waiting: list[Callable[[], bool] | None] = [None] * size
@@ -55,6 +55,33 @@ class Group:
         self.shared: list[Storage] = []
         self.barriers: list[list[Storage]] = [[] for _ in range(size)]
         self.mail: dict[tuple[int, int, int], list[Any]] = {}
+        self.writers: dict[Storage, Storage] = {}
+
+    def writer_marks(self, tensor: NkiTensor, *, make: bool) -> NkiTensor | None:
+        """The view of a tensor's marks: for each element the core that wrote it last and between which barriers.
+
+        None where there are none: at LNC 1, in private memory, for views of another type, and, unless `make`, for
+        tensors not written so far.
+        """
+        storage = tensor.storage
+        if self.size == 1 or storage.buffer is not MemoryRegion.shared_hbm or tensor.dtype.itemsize != storage.itemsize:
+            return None
+        marks = self.writers.get(storage)
+        if marks is None:
+            if not make:
+                return None
+            elements = storage.row_bytes // storage.itemsize
+            marks = Storage(storage.buffer, np.zeros(2 * elements, np.uint8), 2 * elements, storage.name)
+            self.writers[storage] = marks
+        return NkiTensor(
+            tensor.shape, "uint16", marks, tensor.buffer, tensor.name, strides=tensor.strides, offset=tensor.offset,
+            indirect=tensor.indirect_by,
+        )  # fmt: skip
+
+    def mark(self, core: int, barriers: int | None = None) -> int:
+        """What `core` writes into marks after its `barriers`-th barrier, by default the last it reached."""
+        passed = len(self.barriers[core]) if barriers is None else barriers
+        return (2 * passed + core + 1) % 2**16
 
     def wait_turn(self, core: int) -> None:
         with self.condition:
@@ -67,10 +94,8 @@ class Group:
         while not ready():
             other = 1 - core
             blocked = self.waiting[other]
-            if self.size == 1 or self.finished[other] or (blocked is not None and not blocked()):
-                why = (
-                    "has finished" if self.size == 1 or self.finished[other] else f"waits at {self.waiting_for[other]}"
-                )
+            if self.finished[other] or (blocked is not None and not blocked()):
+                why = "has finished" if self.finished[other] else f"waits at {self.waiting_for[other]}"
                 fail(what, f"core {core} waits for ever: the other core {why}")
             self.waiting[core], self.waiting_for[core] = ready, what
             with self.condition:
@@ -198,17 +223,21 @@ class Core:
         largest = sorted((t for t in used if t.first_use <= at <= t.last_use), key=lambda t: -t.row_bytes)[:4]
         return peak, ", ".join(f"{t.name or 'unnamed'} {t.row_bytes} B" for t in largest)
 
-    def close(self) -> None:
-        """Capacity is checked over lifetimes, first to last use, as an allocator that knows the program would."""
-        self.report.sbuf_peak_bytes, sbuf = self.peak(MemoryRegion.sbuf)
-        self.report.psum_peak_bytes, psum = self.peak(MemoryRegion.psum)
-        usable = memory.sbuf_usable_bytes(self.generation)
-        if self.report.sbuf_peak_bytes > usable:
-            fail("kernel", f"needs {self.report.sbuf_peak_bytes} bytes of SBUF per partition at one time; {usable} are "
-                 f"usable. Largest: {sbuf}")  # fmt: skip
-        if self.report.psum_peak_bytes > memory.PSUM_BYTES:
-            fail("kernel", f"needs {self.report.psum_peak_bytes} bytes of PSUM per partition at one time; there are "
-                 f"{memory.PSUM_BYTES}. Largest: {psum}")  # fmt: skip
+    def close(self, where: str) -> None:
+        """Capacity is checked over lifetimes, first to last use, as an allocator that knows the program would.
+
+        Tiles with an address of their own are not counted; they were checked when they were placed.
+        """
+        limits = {MemoryRegion.sbuf: memory.sbuf_usable_bytes(self.generation), MemoryRegion.psum: memory.PSUM_BYTES}
+        peaks = {region: self.peak(region) for region in limits}
+        self.report.sbuf_peak_bytes, self.report.psum_peak_bytes = (peak for peak, _ in peaks.values())
+        for region, (peak, largest) in peaks.items():
+            if peak > limits[region]:
+                fail(
+                    where,
+                    f"needs {peak} bytes of {region} per partition at one time; {limits[region]} are usable. "
+                    f"Largest: {largest}",
+                )
 
 
 def current(where: str = "nki") -> Core:
@@ -319,7 +348,7 @@ class _Arguments:
             if array.flags.writeable:
                 self.copy_back.append((array, flat))
         data = flat.view(np.uint8) if flat.size else np.zeros(0, np.uint8)
-        storage = Storage(MemoryRegion.shared_hbm, data, data.size, name)
+        storage = Storage(MemoryRegion.shared_hbm, data, data.size, name, itemsize=dtype.itemsize)
         return NkiTensor(shape, dtype, storage, MemoryRegion.shared_hbm, name, strides=contiguous_strides(shape))
 
     def finish(self) -> None:
@@ -344,12 +373,20 @@ class _Arguments:
         return self.torch.from_numpy(bits).view(getattr(self.torch, str(value.dtype)))
 
 
+def _parameter_names(function: Callable[..., Any]) -> dict[int, str]:
+    """Names of the positional parameters, for error messages."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return {i: p.name for i, p in enumerate(parameters) if p.kind in kinds}
+
+
 def run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], first_core: int = 0) -> Any:
     """Run on `kernel.lnc` cores and return what core 0 returns, as arrays of the arguments' kind."""
     global _last
     where = f"kernel {kernel.__name__}"
     arguments = _Arguments()
-    args = tuple(arguments.convert(v, f"argument {i}") for i, v in enumerate(args))
+    names = _parameter_names(kernel.func)
+    args = tuple(arguments.convert(v, names.get(i, f"argument {i}")) for i, v in enumerate(args))
     kwargs = {k: arguments.convert(v, k) for k, v in kwargs.items()}
     group = Group(kernel.lnc, first_core if kernel.lnc == 2 else 0)
     cores = [Core(rank, group) for rank in range(kernel.lnc)]
@@ -361,7 +398,7 @@ def run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], first_cor
         try:
             group.wait_turn(rank)
             results[rank] = kernel.func(*args, **kwargs)
-            cores[rank].close()
+            cores[rank].close(where)
             group.finish(rank)
         except _AbortedError:
             pass
@@ -374,11 +411,17 @@ def run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], first_cor
     if kernel.lnc == 1:
         body(0)
     else:
-        threads = [threading.Thread(target=body, args=(rank,), name=f"{where} core {rank}") for rank in range(2)]
+        threads = [
+            threading.Thread(target=body, args=(rank,), name=f"{where} core {rank}", daemon=True) for rank in range(2)
+        ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:  # an interrupt; the cores stop at their next wait
+            group.abort()
+            raise
     if errors:
         raise errors[0]
     if kernel.lnc == 2 and len(group.barriers[0]) != len(group.barriers[1]):

@@ -81,6 +81,7 @@ class Storage:
     start_partition: int = 0
     start_byte: int | None = None  # address inside the partition, where the kernel chose it
     core: int | None = None
+    itemsize: int = 1  # of the type the tensor was made with
     lifetime: Lifetime | None = None
     psum_state: np.ndarray | None = field(default=None, repr=False)  # [partitions, row words of 4 bytes]
 
@@ -96,7 +97,7 @@ def fill_uninitialised(data: np.ndarray, dtype: DType) -> None:
 def allocate_hbm(buffer: MemoryRegion, size: int, dtype: DType, name: str) -> Storage:
     data = np.empty(max(size, 1) * dtype.itemsize, np.uint8)
     fill_uninitialised(data, dtype)
-    return Storage(buffer, data, size * dtype.itemsize, name)
+    return Storage(buffer, data, size * dtype.itemsize, name, itemsize=dtype.itemsize)
 
 
 def allocate_on_chip(buffer: MemoryRegion, partitions: int, row_bytes: int, dtype: DType, name: str) -> Storage:

@@ -35,8 +35,8 @@ MOVING = 512
 """Columns a matmul streams, and float32 elements of a PSUM bank."""
 BANK_BYTES = 2048
 WEIGHT_BUDGET = 128 * 1024
-"""Bytes per partition for the weights of two experts, the one at work and the next. Wider weights are worked on in parts,
-with a pass over the rows for each."""
+"""Bytes per partition for the weights of two experts, the one at work and the next. Wider weights are worked on in
+parts, with a pass over the rows for each."""
 ACCUMULATOR_BUDGET = 120 * 1024
 """Bytes per partition for the weight gradients of one expert: float32 sums, and their copy in the weights' dtype."""
 
@@ -295,21 +295,17 @@ def sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert
     dw3 = new_tiles(hidden, width)
 
     def add_block(i, first):
-        operands = []
+        dy, x, h, dg, du = [], [], [], [], []
         for tile in range(row_NS.shape[1] // TILE):
             index = load_index(row_NS, i, tile)
-            operands.append(
-                (
-                    gather_or_zero(dy_RD, index, d_start, width),
-                    gather_or_zero(x_RD, index, d_start, width),
-                    gather_or_zero(h_RF, index, 0, hidden),
-                    gather_or_zero(dg_RF, index, 0, hidden),
-                    gather_or_zero(du_RF, index, 0, hidden),
-                )
-            )
-        add_products(dw1, operands, 3, 1, first, nisa.engine.vector)
-        add_products(dw2, operands, 0, 2, first, nisa.engine.scalar)
-        add_products(dw3, operands, 4, 1, first, nisa.engine.vector)
+            dy.append(gather_or_zero(dy_RD, index, d_start, width))
+            x.append(gather_or_zero(x_RD, index, d_start, width))
+            h.append(gather_or_zero(h_RF, index, 0, hidden))
+            dg.append(gather_or_zero(dg_RF, index, 0, hidden))
+            du.append(gather_or_zero(du_RF, index, 0, hidden))
+        add_products(dw1, dg, x, first, nisa.engine.vector)
+        add_products(dw2, dy, h, first, nisa.engine.scalar)
+        add_products(dw3, du, x, first, nisa.engine.vector)
 
     def first_block(i):
         add_block(i, True)
@@ -326,17 +322,15 @@ def sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert
     return dw1, dw2, dw3
 
 
-def add_products(sums, operands, left, right, first, engine):
-    """sums (+)= left^T right over the rows of one block; the first block is copied by ``engine``, others are added."""
+def add_products(sums, left, right, first, engine):
+    """sums (+)= left^T right over a block's tiles; the first block is copied by ``engine``, others are added."""
     for tile in range(len(sums)):
         for part in chunks(sums[tile].shape[1], MOVING):
             start, stop = part
             product = nl.ndarray((sums[tile].shape[0], stop - start), dtype=nl.float32, buffer=nl.psum)
-            for t in range(len(operands)):
-                columns = operands[t][left][:, tile * TILE : tile * TILE + sums[tile].shape[0]]
-                nisa.nc_matmul(
-                    dst=product, stationary=columns, moving=operands[t][right][:, start:stop], accumulate=t > 0
-                )
+            for t in range(len(left)):
+                columns = left[t][:, tile * TILE : tile * TILE + sums[tile].shape[0]]
+                nisa.nc_matmul(dst=product, stationary=columns, moving=right[t][:, start:stop], accumulate=t > 0)
             total = sums[tile][:, start:stop]
             if first:
                 nisa.tensor_copy(dst=total, src=product, engine=engine)

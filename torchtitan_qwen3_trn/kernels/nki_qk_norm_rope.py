@@ -14,8 +14,9 @@ terms of what is at hand, with dy r instead of dy rotated back and multiplied by
 
     dx = w - x r^2 mean(w x)        dg = sum(u xhat) = sum(u r x)
 
-The sum over rows and heads for dg is the diagonal of (u r)^T x, accumulated on the Tensor Engine, which is otherwise
-idle, in float32 and in an order that does not depend on the number of cores.
+The sum over rows and heads for dg is the diagonal of (u r)^T x, accumulated on the Tensor Engine in float32, in an
+order that does not depend on the number of cores. The Tensor Engine also adds up the products of the rotation for the
+Vector Engine's heads, as matmuls with the identity.
 
 Written for the language subset of nki 0.6; imported only where `nki` is.
 """
@@ -25,6 +26,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from torchtitan_qwen3_trn.kernels.nki_rope import (
+    GPSIMD_SHARE,
     PARTITIONS,
     TILE_BYTES,
     blocks_of_core,
@@ -40,7 +42,10 @@ from torchtitan_qwen3_trn.kernels.nki_rope import (
 __all__ = ["qk_norm_rope_backward_kernel", "qk_norm_rope_kernel"]
 
 BACKWARD_TILE_BYTES = 2048
-"""One PSUM bank: backward keeps more tiles of this kind at a time."""
+"""One PSUM bank, which a matmul cannot exceed."""
+BACKWARD_GPSIMD_SHARE = (1, 3)
+"""Heads GpSimd takes in backward: 6 passes of 2 N cycles at 1.2 GHz against the Vector Engine's 5 of N at 0.96 GHz, and
+some short instructions."""
 
 
 @nki.jit
@@ -80,7 +85,7 @@ def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps
             out = (new_tile(x[0].shape, x[0].dtype), new_tile(x[1].shape, x[1].dtype))
             for j in range(positions):
                 psum_factors_P4H, factors_P4H = weighted_tables(table_PJH, weights_P2H, j)
-                for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES):
+                for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES, GPSIMD_SHARE):
                     q_or_k, start, stop, on_vector = group
                     scaled_PGH = scale_heads(x[q_or_k], r[q_or_k], j, start, stop)
                     factors = psum_factors_P4H if on_vector else factors_P4H
@@ -163,8 +168,8 @@ def qk_norm_rope_backward_kernel(
     """
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
-    # Three tensors per row instead of two.
-    row_bytes = (q_heads + k_heads) * head_dim * bytes_of(q_BLNH.dtype) * 3 // 2
+    # Three tensors per row instead of two, one of them in float32.
+    row_bytes = (q_heads + k_heads) * head_dim * (bytes_of(q_BLNH.dtype) + 2)
     positions = positions_per_partition(length, row_bytes, head_dim)
     dq_in_BLNH = nl.ndarray(q_BLNH.shape, dtype=q_BLNH.dtype, buffer=nl.shared_hbm, name="dq_in")
     dk_in_BLMH = nl.ndarray(k_BLMH.shape, dtype=k_BLMH.dtype, buffer=nl.shared_hbm, name="dk_in")
@@ -179,35 +184,34 @@ def qk_norm_rope_backward_kernel(
     weight_outputs = (dq_weight_RH.reshape(weight_shape), dk_weight_RH.reshape(weight_shape))
     tables = in_blocks(cos_sin_bLH, positions)
     weights_P2H = load_weights(q_weight_H, k_weight_H, nl.sbuf)
+    identities = plus_and_minus_identity()
     first_block, past_last_block = blocks_of_core(length, positions)
     for block in range(first_block, past_last_block):
         for b in range(batch):
             if b == 0 or tables.shape[0] > 1:
                 table_PJH = load_block(tables[b, block])
-                # Tables and weights share a PSUM bank.
-                psum_PXH = nl.ndarray((PARTITIONS, positions + 2, head_dim), dtype=nl.float32, buffer=nl.psum)
-                nisa.tensor_copy(dst=psum_PXH[:, :positions, :], src=table_PJH, engine=nisa.engine.scalar)
-                nisa.tensor_copy(dst=psum_PXH[:, positions:, :], src=weights_P2H, engine=nisa.engine.scalar)
+                psum_table_PJH = nl.ndarray((PARTITIONS, positions, head_dim), dtype=nl.float32, buffer=nl.psum)
+                nisa.tensor_copy(dst=psum_table_PJH, src=table_PJH, engine=nisa.engine.scalar)
             dy = (load_block(gradients[0][b, block]), load_block(gradients[1][b, block]))
-            x = (load_block(inputs[0][b, block]), load_block(inputs[1][b, block]))
+            x = (load_in_float32(inputs[0][b, block]), load_in_float32(inputs[1][b, block]))
             r = (load_block(rms[0][b, block]), load_block(rms[1][b, block]))
             r2 = (square(r[0]), square(r[1]))
-            dx = (new_tile(x[0].shape, x[0].dtype), new_tile(x[1].shape, x[1].dtype))
+            dx = (new_tile(x[0].shape, q_BLNH.dtype), new_tile(x[1].shape, k_BLMH.dtype))
             dweight = (new_tile((1, positions * head_dim), nl.float32), new_tile((1, positions * head_dim), nl.float32))
             for j in range(positions):
                 for i in range(2):
                     products = new_square_tiles(head_dim)
                     first = True
-                    for group in head_groups(q_heads, k_heads, head_dim, BACKWARD_TILE_BYTES):
+                    for group in head_groups(q_heads, k_heads, head_dim, BACKWARD_TILE_BYTES, BACKWARD_GPSIMD_SHARE):
                         q_or_k, start, stop, on_vector = group
                         if q_or_k == i:
-                            factors_PXH = psum_PXH if on_vector else table_PJH
-                            weights = psum_PXH if on_vector else weights_P2H
-                            weight_row = positions + i if on_vector else i
-                            ur_PGH = rotate_back(dy[i], r[i], factors_PXH, j, start, stop, on_vector)
-                            w_PGH = multiply_weight(ur_PGH, weights, weight_row, on_vector)
+                            factors_PXH = psum_table_PJH if on_vector else table_PJH
+                            ur_PGH, read_ur_PGH = rotate_back(
+                                dy[i], r[i], factors_PXH, j, start, stop, on_vector, identities
+                            )
+                            w_PGH = multiply_weight(read_ur_PGH, weights_P2H, i, on_vector)
                             subtract_mean(w_PGH, x[i], r2[i], dx[i], j, start, stop, on_vector)
-                            add_products(products, ur_PGH, in_float32(x[i][:, j, start:stop, :]), first)
+                            add_products(products, ur_PGH, x[i][:, j, start:stop, :], first)
                             first = False
                     store_diagonals(products, dweight[i], j * head_dim)
             for i in range(2):
@@ -216,14 +220,42 @@ def qk_norm_rope_backward_kernel(
     return dq_in_BLNH, dk_in_BLMH, dq_weight_RH, dk_weight_RH
 
 
-def rotate_back(dy_PJXH, r_PJX, factors_PXH, j, start, stop, on_vector):
-    """u r: the gradient of some heads of position j, times r, rotated by the opposite angle; (P, G, H) float32."""
+def rotate_back(dy_PJXH, r_PJX, factors_PXH, j, start, stop, on_vector, identities):
+    """u r: the gradient of some heads of position j, times r, rotated by the opposite angle; (P, G, H) float32.
+
+    For the Vector Engine's heads the Tensor Engine adds the products up.
+
+    Returns:
+        It in SBUF, and where the heads' engine reads it faster: in PSUM for the Vector Engine.
+    """
     scaled_PGH = scale_heads(dy_PJXH, r_PJX, j, start, stop)
     ur_PGH = new_tile(scaled_PGH.shape, nl.float32)
+    half = scaled_PGH.shape[2] // 2
     cos = spread_over_heads(factors_PXH, j, 0, stop - start)
-    sin = spread_over_heads(factors_PXH, j, scaled_PGH.shape[2] // 2, stop - start)
-    rotate(scaled_PGH, ur_PGH, cos, sin, nl.add, nl.subtract, on_vector)
-    return ur_PGH
+    sin = spread_over_heads(factors_PXH, j, half, stop - start)
+    if not on_vector:
+        rotate(scaled_PGH, ur_PGH, cos, sin, nl.add, nl.subtract, False)
+        return ur_PGH, ur_PGH
+    by_cos_PGH = new_tile(scaled_PGH.shape, nl.float32)
+    by_sin_PGH = new_tile(scaled_PGH.shape, nl.float32)
+    nisa.tensor_tensor(dst=by_cos_PGH, data1=scaled_PGH, data2=cos, op=nl.multiply, engine=nisa.engine.vector)
+    nisa.tensor_tensor(dst=by_sin_PGH, data1=scaled_PGH, data2=sin, op=nl.multiply, engine=nisa.engine.vector)
+    psum_ur_PGH = nl.ndarray(scaled_PGH.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(
+        dst=psum_ur_PGH, stationary=identities[0], moving=by_cos_PGH, is_stationary_onezero=True, accumulate=False
+    )
+    nisa.nc_matmul(
+        dst=psum_ur_PGH[:, :, :half],
+        stationary=identities[0],
+        moving=by_sin_PGH[:, :, half:],
+        is_stationary_onezero=True,
+        accumulate=True,
+    )
+    nisa.nc_matmul(
+        dst=psum_ur_PGH[:, :, half:], stationary=identities[1], moving=by_sin_PGH[:, :, :half], accumulate=True
+    )
+    nisa.tensor_copy(dst=ur_PGH, src=psum_ur_PGH, engine=nisa.engine.scalar)
+    return ur_PGH, psum_ur_PGH
 
 
 def multiply_weight(ur_PGH, weights_PXH, row, on_vector):
@@ -369,13 +401,19 @@ def repeat_for_heads(rows_PXH, row, heads):
     return rows_PXH.ap(pattern=[[count * head_dim, PARTITIONS], [0, heads], [1, head_dim]], offset=row * head_dim)
 
 
-def in_float32(x_PGH):
-    """The same numbers in float32, which the Tensor Engine wants for both operands."""
-    if x_PGH.dtype == nl.float32:
-        return x_PGH
-    wide_PGH = new_tile(x_PGH.shape, nl.float32)
-    nisa.tensor_copy(dst=wide_PGH, src=x_PGH, engine=nisa.engine.scalar)
-    return wide_PGH
+def load_in_float32(source):
+    """A new SBUF tile with a block's rows, widened by DMA: the Tensor Engine wants both operands in one type."""
+    tile = new_tile(source.shape, nl.float32)
+    nisa.dma_copy(dst=tile, src=source)
+    return tile
+
+
+def plus_and_minus_identity():
+    """The identity matrix of one row per partition, and its negative, float32."""
+    plus = nl.shared_identity_matrix(PARTITIONS, dtype=nl.float32)
+    minus = new_tile((PARTITIONS, PARTITIONS), nl.float32)
+    nisa.tensor_scalar(dst=minus, data=plus, op0=nl.multiply, operand0=-1.0)
+    return plus, minus
 
 
 def new_tile(shape, dtype):

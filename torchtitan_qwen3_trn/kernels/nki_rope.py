@@ -79,7 +79,7 @@ def rotate_both(q_BLNH, k_BLMH, cos_sin_bLH, low_op, high_op):
             q_out_PJNH = nl.ndarray(q_PJNH.shape, dtype=q_PJNH.dtype, buffer=nl.sbuf)
             k_out_PJMH = nl.ndarray(k_PJMH.shape, dtype=k_PJMH.dtype, buffer=nl.sbuf)
             for j in range(positions):
-                for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES):
+                for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES, GPSIMD_SHARE):
                     q_or_k, start, stop, on_vector = group
                     x_PJXH, out_PJXH = (q_PJNH, q_out_PJNH) if q_or_k == 0 else (k_PJMH, k_out_PJMH)
                     table = psum_table_PJH if on_vector else table_PJH
@@ -161,14 +161,14 @@ def positions_per_partition(length, row_bytes, head_dim):
     return best
 
 
-def head_groups(q_heads, k_heads, head_dim, tile_bytes):
+def head_groups(q_heads, k_heads, head_dim, tile_bytes, gpsimd_share):
     """Heads of one instruction each, as (0 for queries or 1 for keys, first, past last, whether on the Vector Engine).
 
-    The first heads go to the Vector Engine, the last `GPSIMD_SHARE` of all to GpSimd. A group's float32 tile has at
-    most ``tile_bytes`` per partition. Groups of queries come first.
+    The first heads go to the Vector Engine, the last ``gpsimd_share`` of all, a fraction, to GpSimd. A group's
+    float32 tile has at most ``tile_bytes`` per partition. Groups of queries come first.
     """
     heads = q_heads + k_heads
-    on_vector = heads - (heads * GPSIMD_SHARE[0] + GPSIMD_SHARE[1] // 2) // GPSIMD_SHARE[1]
+    on_vector = heads - (heads * gpsimd_share[0] + gpsimd_share[1] // 2) // gpsimd_share[1]
     q_on_vector = min(q_heads, on_vector)
     k_on_vector = on_vector - q_on_vector
     largest = max(1, tile_bytes // (head_dim * FLOAT32_BYTES))

@@ -1,7 +1,7 @@
 """RMSNorm of each query and key head, then rotary embedding, in one pass over memory.
 
 Shape suffixes: B batch, b = B or 1, L sequence, N query heads, M key heads, H head dimension, E = H / 2 frequencies,
-P = ceil(B L / 128) tiles of 128 consecutive rows of the flattened ``(B, L)``.
+P = ceil(B L / 128) groups of 128 of the B L positions.
 
 With g the norm's weight and R the rotation of `rope`, per head (RMSNorm: arXiv 1910.07467)::
 
@@ -24,7 +24,8 @@ from torchtitan_qwen3_trn.kernels.rope import _rotate, _rotate_back
 __all__ = ["TILE_ROWS", "qk_norm_rope", "qk_norm_rope_backward"]
 
 TILE_ROWS = 128
-"""Rows whose weight gradients the kernel sums: the partitions of one tile, whichever core works on it."""
+"""Positions whose weight gradients one row of the result sums. The reference takes consecutive ones; which ones a
+kernel takes depends on the shapes, not on how many cores work."""
 
 LIMITS = (
     Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),
@@ -91,8 +92,8 @@ def _qk_norm_rope_backward(
 
     Returns:
         Gradients of queries and keys, shaped and typed like them, and the weights' gradients ``(P, H)`` in float32, one
-        row per tile of `TILE_ROWS` rows (all heads summed); the caller adds the rows up, so that the sum's order does
-        not depend on how many cores work.
+        row per group of `TILE_ROWS` positions (all heads summed); the caller adds the rows up, so that the sum's order
+        does not depend on how many cores work.
     """
     cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
     inputs, weights = [], []

@@ -70,8 +70,8 @@ MISUSES = {
     "partitions": (lambda: sb(129, 1), "nl.ndarray.*129 partitions.*sbuf has 128"),
     "sbuf size": (lambda: sb(1, 60000), "240000 bytes per partition; sbuf has 212992"),
     "psum size": (lambda: ps(1, 4097), "16388 bytes per partition; psum has 16384"),
-    "sbuf in use at one time": (too_much_sbuf, "240000 bytes of SBUF per partition at one time; 212992 are usable"),
-    "psum in use at one time": (too_much_psum, "18432 bytes of PSUM per partition at one time; there are 16384"),
+    "sbuf in use at one time": (too_much_sbuf, "240000 bytes of sbuf per partition at one time; 212992 are usable"),
+    "psum in use at one time": (too_much_psum, "18432 bytes of psum per partition at one time; 16384 are usable"),
     "psum address": (lambda: nl.ndarray((1, 1), F32, nl.psum, address=(0, 4)), "starts on a bank, a multiple of 2048"),
     "address range": (lambda: nl.ndarray((2, 1), F32, nl.sbuf, address=(127, 0)), "leaves sbuf's 128 partitions"),
     "data type": (lambda: sb(1, 1, dtype="float64"), "NKI has no data type 'float64'"),
@@ -185,7 +185,7 @@ def test_returned_tensors_must_be_shared():
 
 
 def test_arguments_must_have_an_nki_type():
-    with pytest.raises(NkiValidationError, match="argument 0: NKI has no data type 'int64'"):
+    with pytest.raises(NkiValidationError, match="argument x: NKI has no data type 'int64'"):
         nki.simulate(lambda x: None)(np.zeros(3, np.int64))
 
 
