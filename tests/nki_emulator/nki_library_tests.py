@@ -194,7 +194,19 @@ def main() -> int:
     where = [a for a in sys.argv[2:] if not a.startswith("-") and (library / a.split("::")[0]).exists()]
     rest = [a for a in sys.argv[2:] if a not in where]
     targets = [str(library / a) for a in where] or [str(library / "test" / "integration" / "nkilib")]
-    options = ["-p", "no:cacheprovider", "--noconftest", "--rootdir", str(library), "-c", os.devnull, "-W", "ignore", "-p", "no:xdist"]
+    options = [
+        "-p",
+        "no:cacheprovider",
+        "--noconftest",
+        "--rootdir",
+        str(library),
+        "-c",
+        os.devnull,
+        "-W",
+        "ignore",
+        "-p",
+        "no:xdist",
+    ]
     return int(pytest.main([*options, *itertools.chain(rest, targets)], plugins=[Plugin()]))
 
 
