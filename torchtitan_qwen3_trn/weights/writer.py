@@ -162,9 +162,7 @@ class _Digest:
         """The next bytes of the file; waits while too many are not hashed yet, because they stay in memory."""
         while len(self._waiting) >= _HASHED_LATER:
             self._waiting.popleft().result()
-        self._waiting.append(
-            self._thread.submit(self._hash.update, memoryview(data.view(-1).view(torch.uint8).numpy()))
-        )
+        self._waiting.append(self._thread.submit(self._hash.update, data.view(-1).view(torch.uint8).numpy().data))
 
     def result(self) -> str:
         """The checksum in hexadecimal."""
