@@ -10,10 +10,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import hookimpl
-from torchtitan_qwen3_trn.models.hf import checks, job, router_loss
+from torchtitan_qwen3_trn.models import balancing
+from torchtitan_qwen3_trn.models.hf import checks, job
 from torchtitan_qwen3_trn.overrides.attention import document_mask
 from torchtitan_qwen3_trn.trainer import PluginTrainer
-from torchtitan_qwen3_trn.weights import first_loss
+from torchtitan_qwen3_trn.weights import first_loss, import_check
 
 BACKEND = "huggingface_v5"
 
@@ -41,7 +42,7 @@ def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
 @hookimpl
 def check_job(config: PluginTrainer.Config) -> list[Problem]:
     """Degrees, sequence length, vocabulary, and the headers of the weights to be loaded."""
-    return checks.check(config) if config.model.backend == BACKEND else []
+    return [*checks.check(config), *import_check.check(config)] if config.model.backend == BACKEND else []
 
 
 @hookimpl
@@ -57,6 +58,6 @@ def after_step(trainer: PluginTrainer, step: int) -> None:
     """Log the router's loss; after the first step, warn if loaded weights look random."""
     if trainer.config.model.backend != BACKEND:
         return
-    router_loss.log(trainer, step)
+    balancing.log(trainer, step)
     if first_loss.asks_for_published_weights(trainer.config):
         first_loss.report_random_first_loss(trainer, step, job.expected_random_loss(trainer.config))

@@ -6,8 +6,10 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, hookimpl
+from torchtitan_qwen3_trn.models import balancing
 from torchtitan_qwen3_trn.models.qwen3 import job
 from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.weights import import_check
 
 BACKENDS = ("native", "nki_moe")
 
@@ -22,8 +24,15 @@ def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
 
 @hookimpl
 def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
-    """Sizes against parallel degrees, positions and vocabulary."""
-    return job.check(config, machine) if config.model.backend in BACKENDS else []
+    """Sizes against parallel degrees, positions and vocabulary, and the headers of the weights to be loaded."""
+    return [*job.check(config, machine), *import_check.check(config)] if config.model.backend in BACKENDS else []
+
+
+@hookimpl
+def after_step(trainer: PluginTrainer, step: int) -> None:
+    """Log the loss that balances experts."""
+    if trainer.config.model.backend in BACKENDS:
+        balancing.log(trainer, step)
 
 
 @hookimpl

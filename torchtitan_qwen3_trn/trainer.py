@@ -114,13 +114,22 @@ class PluginTrainer(Trainer):
         """One optimizer step as in stock, then the ``after_step`` hooks."""
         self.local_loss = None
         super().train_step(data_iterator)
-        self.plugins.call("after_step", trainer=self, step=self.step)
+        self._call_or_end("after_step", step=self.step)
 
     def checkpoint_saved(self, step: int) -> None:
         """Called by the checkpoint manager."""
-        self.plugins.call("checkpoint_saved", trainer=self, step=step)
+        self._call_or_end("checkpoint_saved", step=step)
 
     def train(self) -> None:
         """Stock's training loop, then the ``training_ended`` hooks."""
         super().train()
-        self.plugins.call("training_ended", trainer=self)
+        self._call_or_end("training_ended")
+
+    def _call_or_end(self, hook: str, **arguments: Any) -> None:
+        """Call ``hook``; what a user has to correct ends the job with a message instead of a traceback."""
+        from torchtitan_qwen3_trn.job.manager import end_with
+
+        try:
+            self.plugins.call(hook, trainer=self, **arguments)
+        except JobError as error:
+            end_with(error)

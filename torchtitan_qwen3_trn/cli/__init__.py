@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from torchtitan_qwen3_trn.cli import plugins
+from torchtitan_qwen3_trn.cli import export, import_, plugins, verify_weights
 from torchtitan_qwen3_trn.errors import JobError
 
-COMMANDS = (plugins,)
+COMMANDS = (plugins, export, import_, verify_weights)
 
 
 def main(argv: list[str] | None = None) -> int:

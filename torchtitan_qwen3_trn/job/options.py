@@ -46,8 +46,9 @@ class ModelOptions:
     """Published size, such as ``4B-Instruct-2507``; absent: ``config.json`` decides."""
 
     load_balance: Literal["bias", "aux_loss", "none"] = "bias"
-    """How a mixture of experts is kept balanced: torchtitan's auxiliary-loss-free expert bias (native routes),
-    Transformers' router loss (huggingface_v5), or not at all."""
+    """How a mixture of experts is kept balanced: torchtitan's auxiliary-loss-free expert bias (native routes), which
+    Hugging Face files have no place for; an auxiliary loss, of the global batch (native routes) or of Transformers
+    (huggingface_v5); or not at all."""
 
     vocab_size: int | None = None
     """Vocabulary entries."""

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import EXAMPLES
 from hf_checkpoints import write_checkpoint
-from safetensors import safe_open
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch import train
 
 from torchtitan_qwen3_trn.plugins import ROUTES, installed_plugins
+from torchtitan_qwen3_trn.weights.verify import verify
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +38,10 @@ def test_the_finetune_example_starts_at_the_loss_of_the_checkpoint_and_exports_i
     assert run.losses[1] == pytest.approx(trained, abs=0.7)
     assert "THE WEIGHTS LOOK RANDOM" not in run.log
 
-    folder = tmp_path / "outputs/qwen3_4b_finetune/checkpoint/step-10"
-    original = {file.name for file in (tmp_path / "outputs/small_checkpoint").glob("model*")}
-    assert {file.name for file in folder.glob("model*")} == original
-    with safe_open(next(folder.glob("*.safetensors")), framework="pt") as opened:
-        assert opened.get_slice(next(iter(opened.keys()))).get_dtype() == "BF16"
+    folder = tmp_path / "outputs/qwen3_4b_finetune/export/step-10"
+    findings = verify(folder, checkpoint=tmp_path / "outputs/qwen3_4b_finetune/checkpoint/step-10")
+    assert {finding.outcome for finding in findings} == {"ok"}, findings
+    assert "BF16" in findings[1].detail
 
 
 @pytest.mark.parametrize("backend", ROUTES)

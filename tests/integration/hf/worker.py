@@ -2,7 +2,9 @@
 
     torchrun --nproc_per_node=N worker.py CASES.json OUT.json
 
-A case is ``{"name", "args", "steps", "accumulation"}``; ``args`` are those of ``torchtitan.train``.
+A case is ``{"name", "args", "accumulation", "still", "before"}``; ``args`` are those of ``torchtitan.train``. With
+``still`` it takes no step: the weights are loaded, and the plugins told that training has ended. ``before`` are
+arguments of ``torchtitan-trn``, run first.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+_DIMS: dict[str, Any] = {}
 DEADLINE_S = int(os.environ.get("D", "240"))
 
 
@@ -28,8 +31,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     from fixed_batches import FixedBatches
     from torchtitan.config import ConfigManager
 
+    from torchtitan_qwen3_trn.cli import main as main_command
     from torchtitan_qwen3_trn.weights.first_loss import global_loss
 
+    if case.get("before") and os.environ["RANK"] == "0":
+        main_command(case["before"])
     config = ConfigManager().parse_args(case["args"])
     vocab_size, accumulation = config.model_spec.model.vocab_size, case.get("accumulation", 1)
     config.dataloader = FixedBatches.Config(vocab_size=vocab_size, accumulation=accumulation)
@@ -38,11 +44,12 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         trainer.checkpointer.load(step=config.checkpoint.load_step)
         batches = trainer.batch_generator(trainer.dataloader)
         losses = []
-        while trainer.should_continue_training():
+        while not case.get("still") and trainer.should_continue_training():
             trainer.step += 1
             trainer.train_step(batches)
             losses.append(global_loss(trainer))
             trainer.checkpointer.save(trainer.step, last_step=trainer.step == config.training.steps)
+        trainer.plugins.call("training_ended", trainer=trainer)
         return {"losses": losses}
     finally:
         trainer.close()
@@ -57,8 +64,12 @@ def _trainer(config: Any) -> Any:
     class SameGroup(PluginTrainer):
         def init_distributed(self) -> ParallelDims:
             if not torch.distributed.is_initialized():
-                return super().init_distributed()
-            return ParallelDims.from_config(self.config.parallelism, torch.distributed.get_world_size())
+                _DIMS[repr(self.config.parallelism)] = super().init_distributed()
+            # DTensor remembers meshes by value, and FSDP on the native route wants the very object.
+            degrees = repr(self.config.parallelism)
+            if degrees not in _DIMS:
+                _DIMS[degrees] = ParallelDims.from_config(self.config.parallelism, torch.distributed.get_world_size())
+            return _DIMS[degrees]
 
     return SameGroup(config)
 

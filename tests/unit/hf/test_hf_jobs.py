@@ -202,12 +202,6 @@ def test_the_router_loss_needs_experts(parse_job):
     assert experts.config.model_spec.model.router_loss is True
 
 
-def test_the_native_route_refuses_the_router_loss_by_name(parse_job):
-    outcome = parse_job(base=TINY_MODEL.replace("[model]", '[model]\nload_balance = "aux_loss"'))
-    assert outcome.status == 2
-    assert "model.load_balance: \"aux_loss\" does not exist with backend 'native'" in outcome.message
-
-
 def test_a_job_that_counts_on_the_bias_is_told(parse_job):
     outcome = parse_job(base=EXPERTS)
     assert outcome.status is None, outcome.message

@@ -45,10 +45,10 @@ def build_on_meta(hf_config: PreTrainedConfig, *, document_mask: bool, experts: 
     try:
         with torch.device("meta"):
             model = build(hf_config, document_mask=document_mask, experts=experts)
+        reason = _unsupported_structure(model)
     except Exception as error:
         what = f"Transformers cannot build {type(hf_config).__name__}: {' '.join(str(error).split())[:300]}"
         raise JobError([Problem("model", what, "correct config.json or the values of [model]")]) from error
-    reason = _unsupported_structure(model)
     if reason:
         fix = "supported are decoders like Llama, Qwen2, Qwen3 and Qwen3-MoE"
         raise JobError([Problem("config.json: model_type", f"{type(model).__name__} {reason}", fix)])
@@ -87,11 +87,13 @@ def _head_is_last(model: PreTrainedModel) -> bool:
         decoder.register_forward_hook(lambda _, args, output: seen.update(hidden=output[0])),
     ]
     decoder.layers = nn.ModuleList()
+    # Without layers there are no routers either, whatever the configuration asks for.
+    no_router = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
     try:
         with torch.no_grad():
             ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
             mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device="meta")
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **no_router).logits
     finally:
         decoder.layers = layers
         for hook in hooks:

@@ -9,36 +9,26 @@ from typing import TYPE_CHECKING, cast
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.models.hf.build import attention_kinds
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import unknown_styles
 from torchtitan_qwen3_trn.models.qwen3.job import divisors, tokenizer_entries
-from torchtitan_qwen3_trn.weights.headers import check_tensors
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
 
-__all__ = ["check", "will_load_files"]
+__all__ = ["check"]
 
 
 def check(config: PluginTrainer.Config) -> list[Problem]:
-    """Degrees, sequence length, attention, vocabulary, and the headers of the weights to be loaded."""
+    """Degrees, sequence length, attention, vocabulary."""
     model = cast(HFModel.Config, cast(ModelSpec, config.model_spec).model)
     return [
         *_parallelism(config),
         *_tensor_parallel(config, model),
         *_sequence(config, model),
         *_vocabulary(config, model),
-        *_weights(config, model),
     ]
-
-
-def will_load_files(config: PluginTrainer.Config) -> bool:
-    """Whether the run starts from Hugging Face files: it asks for it, and has no checkpoint of its own to resume."""
-    checkpoint = config.checkpoint
-    resumes = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step) is not None
-    return bool(checkpoint.enable and checkpoint.initial_load_in_hf and not resumes)
 
 
 def _parallelism(config: PluginTrainer.Config) -> Iterator[Problem]:
@@ -105,15 +95,3 @@ def _vocabulary(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator
     if entries > model.vocab_size:
         what = f"{model.vocab_size} is less than the {entries} entries of the tokenizer in {config.hf_assets_path}"
         yield Problem("model.vocab_size", what, "raise it, or use the tokenizer of this model")
-
-
-def _weights(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
-    checkpoint = config.checkpoint
-    if checkpoint.initial_load_in_hf and not checkpoint.enable:
-        what = "has no effect while checkpoint.enable is false: the run would start from random weights"
-        yield Problem("checkpoint.initial_load_in_hf", what, "set checkpoint.enable = true")
-    if checkpoint.initial_load_in_hf_quantized:
-        yield Problem("checkpoint.initial_load_in_hf_quantized", "quantized weights cannot be trained here")
-    if will_load_files(config):
-        folder = Path(checkpoint.initial_load_path or config.hf_assets_path)
-        yield from check_tensors(folder, model.layout.shapes, ignores=model.layout.ignores)

@@ -128,7 +128,8 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with the kind of model a config.json describes."""
     problems = []
     if raw.get("auto_map"):
-        classes = ", ".join(str(value) for value in dict(raw["auto_map"]).values())[:120]
+        named = raw["auto_map"]
+        classes = ", ".join(map(str, named.values() if isinstance(named, dict) else [named]))[:120]
         what = f"asks to run Python code that comes with the checkpoint ({classes}), which is never done"
         problems.append(Problem("config.json: auto_map", what, "use a checkpoint of an architecture in Transformers"))
     if raw.get("is_encoder_decoder"):
@@ -138,7 +139,7 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
         what = "the weights are quantized, and training needs them as floating-point numbers"
         problems.append(Problem("config.json: quantization_config", what, "use the unquantized checkpoint"))
     kind = raw.get("model_type")
-    if kind not in CONFIG_MAPPING_NAMES:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
         what = "missing" if kind is None else f"{json.dumps(kind)} is no architecture of the installed Transformers"
         close = nearest(str(kind), list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))[:3]
         problems.append(Problem("config.json: model_type", what, f"the nearest are {', '.join(close)}"))

@@ -69,8 +69,7 @@ class Architecture:
         yarn: scaling of the rotary frequencies, or ``None``.
         enable_weight_tying: the output projection is the embedding.
         init_std: standard deviation of the random initial weights.
-        router_aux_loss_coef: weight of Transformers' balancing loss; torchtitan balances with a bias instead,
-            so this is only carried through to an exported config.json.
+        router_aux_loss_coef: weight of the loss that balances experts, where a job asks for one.
         fuse_qkv: keep the three attention projections in one matrix in memory; files do not change.
     """
 

@@ -11,6 +11,7 @@ from typing import Any
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn, inconsistencies
 from torchtitan_qwen3_trn.models.qwen3.values import WRONG, as_kind, said
+from torchtitan_qwen3_trn.weights.folder import read_json
 
 __all__ = ["from_hf_config", "read_hf_config"]
 
@@ -65,20 +66,9 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     """The object in ``folder/config.json``.
 
     Raises:
-        JobError: no such file, not JSON, or JSON that is not an object.
+        JobError: no such file, a link out of the folder, not JSON, or JSON that is not an object.
     """
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        fix = "point to the folder of a Hugging Face checkpoint"
-        raise JobError([Problem(str(path), f"cannot be read ({error.strerror or error})", fix)]) from error
-    except ValueError as error:
-        raise JobError([Problem(str(path), f"is not JSON ({error})", "download it again")]) from error
-    if not isinstance(config, dict):
-        what = f"holds a {type(config).__name__} where an object was expected"
-        raise JobError([Problem(str(path), what, "it should start with {")])
-    return config
+    return read_json(Path(folder) / "config.json")
 
 
 def from_hf_config(config: Mapping[str, Any]) -> Architecture:
@@ -111,7 +101,7 @@ def _unsupported(config: Mapping[str, Any]) -> list[Problem]:
     """Problems with what kind of model this is; the first is about ``model_type`` if that is unusable."""
     problems = []
     kind, classes = config.get("model_type"), config.get("architectures")
-    if kind not in _MODEL_CLASSES:
+    if not isinstance(kind, str) or kind not in _MODEL_CLASSES:
         what = "missing" if kind is None else f"{kind!r} is not a Qwen3 language model"
         problems.append(Problem("config.json: model_type", what, f"supported are {' and '.join(_MODEL_CLASSES)}"))
     elif classes and classes != [_MODEL_CLASSES[kind]]:
@@ -124,6 +114,7 @@ def _unsupported(config: Mapping[str, Any]) -> list[Problem]:
             shown = json.dumps(value)[:60]
             problems.append(Problem(f"config.json: {key}", f"{shown} asks for {feature}, which is not supported", fix))
     layer_types = config.get("layer_types") or []
+    layer_types = layer_types if isinstance(layer_types, list) else [layer_types]
     if others := sorted({str(each) for each in layer_types} - {"full_attention"}):
         what = f"layers of type {', '.join(others)} are not supported"
         problems.append(Problem("config.json: layer_types", what, 'supported is "full_attention"'))

@@ -40,11 +40,12 @@ def model_spec_for(config: PluginTrainer.Config) -> ModelSpec:
     if changes:
         arch = with_changes(arch, changes)
         name += " with " + ", ".join(f"{key} {value}" for key, value in changes.items())
-    if config.model.load_balance == "aux_loss":
-        what = f'"aux_loss" does not exist with backend {config.model.backend!r}'
-        raise JobError([Problem("model.load_balance", what, 'choose "bias" or "none", or backend "huggingface_v5"')])
+    by_loss = config.model.load_balance == "aux_loss"
+    if by_loss and not arch.moe_layers:
+        what = '"aux_loss", but this model has no experts'
+        raise JobError([Problem("model.load_balance", what, "leave it out")])
     bias_step = _BIAS_STEP if config.model.load_balance == "bias" and arch.num_experts else None
-    return model_spec(arch, flavor=name, load_balance_coeff=bias_step)
+    return model_spec(arch, flavor=name, load_balance_coeff=bias_step, balancing_loss=by_loss)
 
 
 def use_supported_spmd_backend(config: PluginTrainer.Config, machine: Machine) -> None:
@@ -68,6 +69,7 @@ def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
         *_positions(config, model),
         *_heads(config, model),
         *_experts(config, model),
+        *_balancing(config),
         *_tying(config, model),
         *_vocabulary(config, model),
         *_export(config, model),
@@ -145,6 +147,20 @@ def _experts(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Pro
     ]
 
 
+def _balancing(config: PluginTrainer.Config) -> list[Problem]:
+    if config.model.load_balance != "aux_loss":
+        return []
+    problems = []
+    if config.parallelism.tensor_parallel_degree > 1:
+        # torchtitan adds up the router's gradient over tensor-parallel ranks, which would multiply this loss.
+        what = '"aux_loss" does not work with tensor parallelism on this route'
+        problems.append(Problem("model.load_balance", what, "set parallelism.tensor_parallel_degree = 1"))
+    if config.compile.enable and "model" in config.compile.components:
+        what = '"aux_loss" looks at routers inside the blocks that compilation would fuse'
+        problems.append(Problem("model.load_balance", what, 'take "model" out of compile.components'))
+    return problems
+
+
 def _tying(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
     if not model.enable_weight_tying or config.parallelism.pipeline_parallel_degree <= 1:
         return []
@@ -176,4 +192,6 @@ def _export(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Prob
     if not (config.checkpoint.enable and config.checkpoint.last_save_in_hf and biased):
         return []
     what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
-    return [Problem("model.load_balance", what, 'set it to "none", or checkpoint.last_save_in_hf = false')]
+    return [
+        Problem("model.load_balance", what, 'set it to "aux_loss" or "none", or checkpoint.last_save_in_hf = false')
+    ]

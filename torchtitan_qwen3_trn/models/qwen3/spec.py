@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,11 @@ from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
+from torchtitan_qwen3_trn.models.qwen3.balanced import (
+    BalancedQwen3Model,
+    forget_counts_after_steps,
+    parallelize_balanced,
+)
 from torchtitan_qwen3_trn.models.qwen3.rope import YarnCosSinRoPE
 from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss, parameter_counts
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
@@ -35,7 +41,9 @@ __all__ = ["expected_first_loss", "model_config", "model_spec", "parameter_count
 _Init = dict[str, Callable[..., Any]]
 
 
-def model_spec(arch: Architecture, *, flavor: str, load_balance_coeff: float | None = 1e-3) -> ModelSpec:
+def model_spec(
+    arch: Architecture, *, flavor: str, load_balance_coeff: float | None = 1e-3, balancing_loss: bool = False
+) -> ModelSpec:
     """What torchtitan's trainer needs to build, shard, load and save the model ``arch``.
 
     Args:
@@ -43,22 +51,33 @@ def model_spec(arch: Architecture, *, flavor: str, load_balance_coeff: float | N
         flavor: name under which torchtitan logs the model.
         load_balance_coeff: step of the expert bias that balances load (arXiv 2408.15664); ``None`` leaves the
             router alone. A bias that has moved has no place in a Hugging Face checkpoint.
+        balancing_loss: balance load by the auxiliary loss of Qwen3's recipe, weighted by ``router_aux_loss_coef``.
     """
+    if balancing_loss:
+        return ModelSpec(
+            name="qwen3",
+            flavor=flavor,
+            model=_balanced(arch, model_config(arch, load_balance_coeff=None)),
+            parallelize_fn=partial(parallelize, parallelize_balanced),
+            pipelining_fn=pipeline_llm,
+            post_optimizer_build_fn=forget_counts_after_steps,
+            state_dict_adapter=Qwen3StateDictAdapter,
+        )
     return ModelSpec(
         name="qwen3",
         flavor=flavor,
         model=model_config(arch, load_balance_coeff=load_balance_coeff),
-        parallelize_fn=parallelize,
+        parallelize_fn=partial(parallelize, parallelize_qwen3),
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=register_moe_load_balancing_hook,
         state_dict_adapter=Qwen3StateDictAdapter,
     )
 
 
-def parallelize(model: nn.Module, **options: Any) -> nn.Module:
-    """torchtitan's `parallelize_qwen3`, after modules that work together have found each other."""
+def parallelize(apply: Callable[..., nn.Module], model: nn.Module, **options: Any) -> nn.Module:
+    """``apply`` parallelization to a model whose modules that work together have found each other."""
     link(model)
-    return parallelize_qwen3(model, **options)
+    return apply(model, **options)
 
 
 def model_config(arch: Architecture, *, load_balance_coeff: float | None = 1e-3) -> Qwen3Model.Config:
@@ -74,6 +93,11 @@ def model_config(arch: Architecture, *, load_balance_coeff: float | None = 1e-3)
         lm_head=Linear.Config(in_features=arch.dim, out_features=arch.vocab_size, param_init=linear),
         layers=[_layer(arch, index, load_balance_coeff) for index in range(arch.n_layers)],
     )
+
+
+def _balanced(arch: Architecture, stock: Qwen3Model.Config) -> BalancedQwen3Model.Config:
+    values = {item.name: getattr(stock, item.name) for item in fields(stock) if item.init}
+    return BalancedQwen3Model.Config(**values, router_aux_loss_coef=arch.router_aux_loss_coef)
 
 
 def _linear_init(std: float) -> _Init:

@@ -8,18 +8,23 @@ expert and projection, memory one [E, F, D] or [E, D, F] tensor per layer and pr
 
 from __future__ import annotations
 
-import json
 import re
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.models.qwen3 import Qwen3Model
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter as StockAdapter
 from torchtitan.tools.logging import logger
+
+from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.weights.folder import read_json
+from torchtitan_qwen3_trn.weights.reader import WindowedReader
 
 __all__ = ["Qwen3StateDictAdapter", "file_numbers"]
 
@@ -44,7 +49,13 @@ class Qwen3StateDictAdapter(StockAdapter):
         self.hf_assets_path = hf_assets_path
         self._hf_names = dict(_names(model_config, self.from_hf_map))
         self._native_name = {name: key for key, names in self._hf_names.items() for name in names}
+        self._split: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
         self.fqn_to_index_mapping = file_numbers(hf_assets_path, set(self._native_name))
+
+    @property
+    def file_names(self) -> Mapping[str, tuple[str, ...]]:
+        """For each native key the tensors of files it is made of; none for a tied ``lm_head``."""
+        return self._hf_names
 
     def to_hf(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of ``state_dict`` by Hugging Face name: the tensors themselves, and views of experts.
@@ -65,7 +76,9 @@ class Qwen3StateDictAdapter(StockAdapter):
             names = self._hf_names.get(key, ())
             if not _is_experts(key):
                 hf.update((name, value) for name in names)
-            elif isinstance(value, DTensor):
+                continue
+            self._split[key] = value
+            if isinstance(value, DTensor):
                 hf.update(self._local_experts(key, value))
             else:
                 hf.update((name, value[expert]) for expert, name in enumerate(names))
@@ -97,6 +110,16 @@ class Qwen3StateDictAdapter(StockAdapter):
             native[_OUTPUT] = native[_EMBEDDING]
         return native
 
+    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> HuggingFaceStorageReader:
+        """A reader that keeps little of the files resident.
+
+        Raises:
+            ValueError: quantized files are asked for.
+        """
+        if from_quantized:
+            raise ValueError("checkpoint.initial_load_in_hf_quantized: quantized weights cannot be trained here")
+        return WindowedReader(path)
+
     def _ignored(self, name: str) -> bool:
         """Whether a published tensor is known to be redundant."""
         tied_output = self.model_config.enable_weight_tying and name == _OUTPUT
@@ -112,13 +135,19 @@ class Qwen3StateDictAdapter(StockAdapter):
         return self._get_local_experts_weights(template, abstract, layer, value)
 
     def _stacked(self, key: str, parts: dict[int, Any]) -> torch.Tensor:
-        """One [E, ...] tensor from its experts, or from this rank's if those are what `to_hf` gave."""
+        """One [E, ...] tensor from its experts, or from this rank's if those are what `to_hf` gave.
+
+        What `to_hf` split comes back as the very tensor it was, with no copy, as long as that tensor lives.
+        """
         abstract, layer = _abstract(key)
         everyone = range(len(self._hf_names[key]))
         expected = range(*self.local_experts_indices.get(abstract, (0, len(everyone))))
         if lacking := [expert for expert in expected if expert not in parts]:
             names = [self._hf_names[key][expert] for expert in lacking]
             raise ValueError(f"a part of {key} is missing: {_listed(names)}")
+        origin = self._split.get(key)
+        if origin is not None and _are_views(parts, origin, expected.start):
+            return origin
         if abstract in self.local_experts_indices and len(parts) == len(expected):
             return self._concatenate_expert_weights_dtensor({layer: {abstract: parts}}, abstract, layer)
         return torch.stack([parts[expert] for expert in everyone])
@@ -164,6 +193,18 @@ def _is_experts(key: str) -> bool:
     return ".routed_experts.inner_experts." in key
 
 
+def _are_views(parts: Mapping[int, Any], origin: torch.Tensor, first: int) -> bool:
+    """Whether ``parts`` are the memory of ``origin``, whose first expert on this rank has the number ``first``."""
+    whole = origin.to_local() if isinstance(origin, DTensor) else origin
+    if len(parts) != whole.shape[0]:
+        return False
+    pieces = ((expert, part.to_local() if isinstance(part, DTensor) else part) for expert, part in parts.items())
+    return all(
+        piece.data_ptr() == whole[expert - first].data_ptr() and piece.numel() == whole[0].numel()
+        for expert, piece in pieces
+    )
+
+
 def _abstract(key: str) -> tuple[str, str]:
     """``layers.3.x`` -> ``layers.{}.x`` and ``3``."""
     layer = key.split(".")[1]
@@ -183,7 +224,8 @@ def _refuse_moved_bias(state_dict: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the load-balancing bias of the router has moved in {len(moved)} layers (furthest in {key}: "
             f"{moved[key]:g}) and a Hugging Face checkpoint has no place for it; without it tokens would go to "
-            'other experts. Keep torchtitan\'s own checkpoint format, or train with model.load_balance = "none"'
+            "other experts. Keep torchtitan's own checkpoint format, or train with model.load_balance "
+            '"aux_loss" or "none"'
         )
 
 
@@ -200,11 +242,20 @@ def file_numbers(folder: str | None, names: set[str]) -> dict[str, int] | None:
     without holes: names the model has not are left out and files renumbered, and names the index has not
     (``lm_head`` untied from the embedding) go to the last file.
     """
-    path = Path(folder or "", _INDEX)
-    if not folder or not path.is_file():
+    if not folder:
+        return None
+    path = Path(folder, _INDEX)
+    if not path.is_file():
         logger.info("no %s in %s: a Hugging Face export will be one file", _INDEX, folder)
         return None
-    weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    try:
+        weight_map = read_json(path).get("weight_map")
+    except JobError as error:
+        logger.warning("%s; a Hugging Face export will be one file", error.problems[0])
+        return None
+    if not isinstance(weight_map, dict):
+        logger.warning("%s has no weight_map: a Hugging Face export will be one file", path)
+        return None
     files = {name: file for name, file in weight_map.items() if name in names}
     if not files:
         return None

@@ -1,0 +1,122 @@
+"""The balancing loss of the native route: Transformers' formula, counted over the whole step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import TINY_MODEL
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from torchtitan_qwen3_trn.models.balancing import balancing_loss
+from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
+from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
+from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
+
+ARCH = Architecture(
+    vocab_size=128, dim=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, num_experts=8, top_k=2,
+    moe_hidden_dim=16, max_seq_len=64, router_aux_loss_coef=0.5,
+)  # fmt: skip
+ROWS, LENGTH = 2, 24
+
+
+def build(arch=ARCH, rows=ROWS):
+    torch.manual_seed(0)
+    config = model_spec(arch, flavor="test", load_balance_coeff=None, balancing_loss=True).model
+    for layer in config.layers:
+        layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
+    model = config.build()
+    model.init_states()
+    model.router_loss.rows = rows
+    return model.train()
+
+
+def batch(rows=ROWS, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.arange(LENGTH).expand(rows, -1)
+    return torch.randint(128, (rows, LENGTH), generator=generator), positions, document_mask(positions)
+
+
+def logits_of(model):
+    """A list that fills with the router logits of every forward pass, ``[tokens, experts]``."""
+    seen = []
+    for layer in model.layers.values():
+        layer.moe.router.gate.register_forward_hook(lambda _module, _args, out: seen.append(out.flatten(0, 1)))
+    return seen
+
+
+def router_gradient(model):
+    return model.layers["0"].moe.router.gate.weight.grad
+
+
+def test_value_and_gradient_are_those_of_transformers():
+    model, other = build(), build()
+    (model(*batch()) * 0).sum().backward()  # the balancing loss is all there is
+    seen = logits_of(other)
+    other.eval()(*batch())
+    expected = load_balancing_loss_func(tuple(seen), 8, 2)
+    (0.5 * expected).backward()
+    assert model.router_loss.take().item() == pytest.approx(expected.item(), rel=1e-6)
+    # The same float32 sums in another order.
+    torch.testing.assert_close(router_gradient(model), router_gradient(other), rtol=1e-4, atol=1e-8)
+
+
+def test_perfect_balance_is_top_k_and_collapse_is_experts():
+    even = torch.full((1, 8), 2 / 8)
+    assert balancing_loss(even, torch.full((1, 8), 1 / 8)).item() == pytest.approx(2.0)
+    one = torch.tensor([[1.0] + [0.0] * 7])
+    assert balancing_loss(one, one).item() == pytest.approx(8.0)
+
+
+def test_visits_are_counted_over_the_microbatches_of_a_step_and_forgotten_after_it():
+    model = build(rows=2 * ROWS)
+    for seed in (1, 2):
+        model(*batch(seed=seed))
+    both = model.router_loss._visits_YE.clone()
+    assert both.sum() == 2 * ROWS * LENGTH * 2
+    model.router_loss.forget()
+    model(*batch(seed=2))
+    assert model.router_loss._visits_YE.sum() == ROWS * LENGTH * 2
+    whole = build(rows=2 * ROWS)
+    rows = [batch(seed=seed)[0] for seed in (1, 2)]
+    positions = torch.arange(LENGTH).expand(2 * ROWS, -1)
+    whole(torch.cat(rows), positions, document_mask(positions))
+    assert torch.equal(whole.router_loss._visits_YE, both)
+
+
+@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+def test_recomputation_neither_counts_twice_nor_changes_the_gradient(mode):
+    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+    model = build(replace(ARCH, n_layers=2))
+    if mode != "none":
+        {"full": FullAC, "selective": SelectiveAC}[mode].Config().build(dump_folder="").apply(model)
+    model(*batch()).sum().backward()
+    assert len(model.router_loss.values) == 1
+    assert model.router_loss._visits_YE.sum() == 2 * ROWS * LENGTH * 2
+    plain = build(replace(ARCH, n_layers=2))
+    plain(*batch()).sum().backward()
+    gradients = [each.grad for name, each in model.named_parameters() if name.endswith("gate.weight")]
+    expected = [each.grad for name, each in plain.named_parameters() if name.endswith("gate.weight")]
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_validation_counts_nothing():
+    model = build()
+    with torch.no_grad():
+        model(*batch())
+    model.eval()(*batch())
+    assert model.router_loss.take() is None
+    assert model.router_loss._visits_YE is None
+
+
+def test_jobs_without_experts_or_with_tensor_parallelism_are_refused(parse_job):
+    dense = parse_job(base=TINY_MODEL.replace("[model]", '[model]\nload_balance = "aux_loss"'))
+    assert 'model.load_balance: "aux_loss", but this model has no experts' in dense.message
+    experts = "[model]\nload_balance = 'aux_loss'\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32"
+    base = TINY_MODEL.replace("[model]", experts)
+    assert parse_job(base=base).status is None
+    tensor = parse_job("[parallelism]\ntensor_parallel_degree = 2\n", base=base, world_size=2)
+    assert "does not work with tensor parallelism" in tensor.message

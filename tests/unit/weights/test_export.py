@@ -1,0 +1,242 @@
+"""Parts of an export: blocks of bytes, files, the draft folder, full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from hf_checkpoints import small_config, write_checkpoint
+from safetensors.torch import load_file
+
+from torchtitan_qwen3_trn import assets
+from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.weights import export as export_module
+from torchtitan_qwen3_trn.weights.assets import layout_and_class
+from torchtitan_qwen3_trn.weights.export import Export, export
+from torchtitan_qwen3_trn.weights.files import Place, index_of, parse_size, plan_files
+from torchtitan_qwen3_trn.weights.publish import Draft
+from torchtitan_qwen3_trn.weights.writer import _write_block
+
+
+@pytest.mark.parametrize("shape", [(7,), (6, 5), (4, 3, 5), (1, 9), ()])
+def test_blocks_of_any_split_make_up_the_whole_tensor(tmp_path, shape):
+    whole = torch.randn(shape).bfloat16()
+    place = Place("x", 16, shape, torch.bfloat16)
+    file = tmp_path / "x"
+    file.write_bytes(b"\xff" * (16 + place.nbytes + 4))
+    descriptor = os.open(file, os.O_WRONLY)
+    blocks = [((0,) * len(shape), whole)]
+    for dim in range(len(shape)):
+        blocks = [
+            ((*origin[:dim], origin[dim] + start, *origin[dim + 1 :]), piece)
+            for origin, block in blocks
+            for start, piece in zip((0, (shape[dim] + 1) // 2), block.chunk(2, dim), strict=False)
+        ]
+    for origin, block in reversed(blocks):
+        _write_block(descriptor, block.contiguous(), place, origin)
+    os.close(descriptor)
+    data = file.read_bytes()
+    assert data[:16] == b"\xff" * 16
+    assert data[-4:] == b"\xff" * 4
+    assert torch.equal(torch.frombuffer(bytearray(data[16:-4]), dtype=torch.bfloat16).reshape(shape), whole)
+
+
+def test_files_keep_the_limit_and_the_order_of_layers():
+    shapes = {f"model.layers.{layer}.w": (10, 10) for layer in (10, 2, 1)} | {"big": (50, 50)}
+    plan = plan_files(shapes, torch.float32, 900)
+    files = {name: place.file for name, place in plan.places.items()}
+    assert files["big"] == "model-00001-of-00003.safetensors"
+    assert files["model.layers.1.w"] == files["model.layers.2.w"] == "model-00002-of-00003.safetensors"
+    assert files["model.layers.10.w"] == "model-00003-of-00003.safetensors"
+    assert index_of(plan)["metadata"]["total_size"] == 4 * (300 + 2500)
+    assert set(plan_files(shapes, torch.float32, 10**6).sizes) == {"model.safetensors"}
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("5GB", 5 * 10**9), ("500 MiB", 500 * 2**20), ("1kb", 1000)])
+def test_sizes(text, nbytes):
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "5", "GB", "-1GB", "0GB", "1.5GB"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_two_at_one_place_the_second_is_refused(tmp_path):
+    first = Draft(tmp_path / "out")
+    with pytest.raises(JobError, match="is being written by another process"):
+        Draft(tmp_path / "out")
+    (first.folder / "file").write_text("x")
+    first.publish()
+    with pytest.raises(JobError, match="exists already"):
+        Draft(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out/file").read_text() == "x"
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from torchtitan_qwen3_trn.weights.publish import Draft
+draft = Draft(Path(sys.argv[1]))
+(draft.folder / "rubbish").write_text("x")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "out")], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(JobError, match="is being written by another process"):
+            Draft(tmp_path / "out")
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    draft = Draft(tmp_path / "out")
+    assert list(draft.folder.iterdir()) == []
+    draft.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def model():
+    config = small_config("qwen3")
+    shapes = layout_and_class(config)[0].shapes
+    return config, {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def wanted(config, tmp_path, **changes):
+    values = {"dtype": torch.float32, "limit": 10**9, "assets": assets.tokenizer_path()} | changes
+    return Export(destination=tmp_path / "out", config=config, **values)
+
+
+def test_an_export_has_all_that_a_published_checkpoint_has(model, tmp_path):
+    config, tensors = model
+    export(tensors, wanted(config, tmp_path, facts={"step": 7}))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    written = load_file(tmp_path / "out/model.safetensors")
+    assert all(torch.equal(written[name], tensors[name]) for name in tensors)
+    manifest = json.loads((tmp_path / "out/export_manifest.json").read_text())
+    assert manifest["files"].keys() == names - {"export_manifest.json"}
+    assert manifest["step"] == 7
+    assert manifest["versions"].keys() >= {"torch", "torchtitan", "transformers", "torchtitan-qwen3-trn"}
+
+
+def test_config_json_also_speaks_to_transformers_4(tmp_path):
+    config = small_config("qwen3_moe", rope_parameters={"rope_type": "default", "rope_theta": 5e6})
+    shapes = layout_and_class(config)[0].shapes
+    export({name: torch.randn(shape) for name, shape in shapes.items()}, wanted(config, tmp_path))
+    raw = json.loads((tmp_path / "out/config.json").read_text())
+    assert (raw["rope_theta"], raw["num_experts"], raw["torch_dtype"]) == (5e6, 8, "float32")
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "shape"])
+def test_a_model_that_is_not_the_one_of_its_config_is_not_published(model, tmp_path, fault):
+    config, tensors = model
+    name = "model.norm.weight"
+    value = tensors.pop(name)
+    tensors |= {"missing": {}, "extra": {name: value, "more": value}, "shape": {name: value[1:]}}[fault]
+    with pytest.raises(JobError, match=r"the model is not the one its config.json describes: 1 tensor"):
+        export(tensors, wanted(config, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_space_is_seen_before_anything_is_written(model, tmp_path, monkeypatch):
+    config, tensors = model
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(export_module.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(JobError, match=r"the disk is full: .* bytes are to be written and 1000 are free"):
+        export(tensors, wanted(config, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_half_way_publishes_nothing(model, tmp_path):
+    """The limit on the size of files stands in for a disk that fills up meanwhile."""
+    config, tensors = model
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
+    try:
+        with pytest.raises(JobError, match="the disk is full or the file may not grow"):
+            export(tensors, wanted(config, tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+JOB = """
+[plugins]
+enable = ["safetensors-export"]
+[plugins.safetensors-export]
+{options}
+[job]
+dump_folder = "{folder}"
+"""
+
+
+def test_a_job_hears_at_the_start_what_would_fail_at_the_end(parse_job, tmp_path):
+    options = 'max_shard_size = "big"\nsteps = [2, 9]'
+    (tmp_path / "export/step-3").mkdir(parents=True)
+    outcome = parse_job(JOB.format(folder=tmp_path, options=options))
+    assert outcome.status == 2
+    for part in ('"big" is not a size', "steps [9] do not exist", "export/step-3: exists already"):
+        assert part in outcome.message
+
+
+def test_a_run_that_goes_on_does_not_stumble_over_its_own_earlier_export(parse_job, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    job = JOB.format(folder=tmp_path, options="steps = [2]") + "[checkpoint]\nenable = true\n"
+    (tmp_path / "export/step-2").mkdir(parents=True)
+    assert "export/step-2: exists already" in parse_job(job).message
+    dcp.save({"train_state": {"step": torch.tensor(2)}}, checkpoint_id=tmp_path / "checkpoint/step-2")
+    assert parse_job(job).status is None
+
+
+def test_a_job_that_trains_an_expert_bias_is_refused_unless_it_says_so(parse_job, tmp_path):
+    from conftest import TINY_MODEL
+
+    base = TINY_MODEL.replace("[model]", "[model]\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32")
+    refused = parse_job(JOB.format(folder=tmp_path, options=""), base=base)
+    assert refused.status == 2
+    assert "no place for the expert bias" in refused.message
+    assert parse_job(JOB.format(folder=tmp_path, options="drop_expert_bias = true"), base=base).status is None
+    balanced = base.replace("[model]", '[model]\nload_balance = "none"')
+    assert parse_job(JOB.format(folder=tmp_path, options=""), base=balanced).status is None
+
+
+NATIVE = """
+[model]
+hf_assets_path = "{folder}"
+{changes}
+[training]
+seq_len = 64
+[checkpoint]
+enable = true
+initial_load_in_hf = true
+[job]
+dump_folder = "{folder}/out"
+"""
+
+
+@pytest.mark.parametrize("backend", ["native", "huggingface_v5"])
+def test_a_config_that_disagrees_with_the_job_is_an_error_before_anything_is_built(parse_job, tmp_path, backend):
+    folder = write_checkpoint(tmp_path, "qwen3")
+    changes = f'backend = "{backend}"\nn_layers = 3\nrope_theta = 2e6'
+    outcome = parse_job(NATIVE.format(folder=folder, changes=changes), base="")
+    assert outcome.status == 2
+    assert "num_hidden_layers: 2, and not 3" in outcome.message
+    assert "rope_parameters: " in outcome.message
+    assert "11 tensors (" in outcome.message
+    assert parse_job(NATIVE.format(folder=folder, changes=f'backend = "{backend}"'), base="").status is None

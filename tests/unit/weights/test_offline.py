@@ -1,0 +1,247 @@
+"""Export, import and verification of small models in one process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from hf_checkpoints import write_checkpoint
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+from transformers import AutoModelForCausalLM
+
+from torchtitan_qwen3_trn.cli import main
+from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.qwen3.spec import model_config
+from torchtitan_qwen3_trn.weights.offline import export_checkpoint, import_folder
+from torchtitan_qwen3_trn.weights.verify import verify
+
+KINDS = {
+    "tied": ("qwen3", {}),
+    "untied": ("qwen3", {"tie_word_embeddings": False}),
+    "moe": ("qwen3_moe", {}),
+    "yarn": (
+        "qwen3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "factor": 2.0,
+                "original_max_position_embeddings": 256,
+            }
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    root = tmp_path_factory.mktemp("published")
+    for kind, (architecture, changes) in KINDS.items():
+        write_checkpoint(root / kind, architecture, **changes)
+    return root
+
+
+def tensors(folder):
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def outcomes(findings):
+    return {finding.check: finding.outcome for finding in findings}
+
+
+@pytest.mark.parametrize("route", ["native", "huggingface_v5"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_import_and_export_give_the_same_tensors_and_config(published, tmp_path, kind, route):
+    import_folder(published / kind, tmp_path / "dcp", route=route)
+    export_checkpoint(tmp_path / "dcp", tmp_path / "out", limit=150_000)
+    assert same(tensors(tmp_path / "out"), tensors(published / kind))
+    before, after = (read_hf_config(folder) for folder in (published / kind, tmp_path / "out"))
+    assert before.items() <= after.items()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dcp", "out"]
+    findings = verify(tmp_path / "out", checkpoint=tmp_path / "dcp")
+    assert set(outcomes(findings).values()) == {"ok"}, findings
+    if kind != "moe":  # a sum over experts is taken in another order
+        assert "equal bit for bit" in {finding.check: finding.detail for finding in findings}["logits"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_type_in_the_files_is_kept_on_the_way_in_and_chosen_on_the_way_out(published, tmp_path, dtype):
+    import_folder(published / "moe", tmp_path / "dcp")
+    export_checkpoint(tmp_path / "dcp", tmp_path / "half", dtype=getattr(torch, dtype))
+    expected = {name: value.to(getattr(torch, dtype)) for name, value in tensors(published / "moe").items()}
+    assert same(tensors(tmp_path / "half"), expected)
+    assert read_hf_config(tmp_path / "half")["dtype"] == dtype
+    import_folder(tmp_path / "half", tmp_path / "again")
+    export_checkpoint(tmp_path / "again", tmp_path / "out")
+    assert same(tensors(tmp_path / "out"), expected)
+    assert set(outcomes(verify(tmp_path / "out")).values()) == {"ok"}
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied", "moe"])
+def test_transformers_gives_the_training_models_logits_bit_for_bit(published, tmp_path, kind):
+    """On the huggingface_v5 route the training model is Transformers' own class behind torchtitan's protocol."""
+    from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+    from torchtitan_qwen3_trn.models.hf.config import from_folder
+    from torchtitan_qwen3_trn.models.hf.layout import layout_of
+    from torchtitan_qwen3_trn.models.hf.model import HFModel
+
+    import_folder(published / kind, tmp_path / "dcp", route="huggingface_v5")
+    export_checkpoint(tmp_path / "dcp", tmp_path / "out")
+    config = from_folder(published / kind)
+    layout = layout_of(build_on_meta(config, document_mask=True, experts="grouped_mm"))
+    training = HFModel.Config(architecture=config, layout=layout, tensor_parallel_plan={}, vocab_size=2048).build()
+    original = AutoModelForCausalLM.from_pretrained(published / kind, dtype=torch.float32)
+    training.load_state_dict(original.state_dict())
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    tokens = torch.randint(2048, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(training.eval()(tokens), exported.eval()(tokens).logits)
+
+
+def native_checkpoint(folder, source, bias=0.0):
+    """A training checkpoint of the native route, with the expert bias that training moves."""
+    import_folder(source, folder.with_name("plain"))
+    config = model_config(from_hf_config(read_hf_config(source)))
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    state_dict = config.build().state_dict()
+    load(state_dict, checkpoint_id=folder.with_name("plain"))
+    state_dict["layers.1.moe.expert_bias_E"][3] = bias
+    save(state_dict, storage_writer=FileSystemWriter(folder))
+    return folder
+
+
+def test_an_expert_bias_that_has_moved_is_refused_with_its_size_unless_told_otherwise(published, tmp_path, caplog):
+    checkpoint = native_checkpoint(tmp_path / "dcp", published / "moe", bias=-0.25)
+    with pytest.raises(JobError, match=r"furthest in layers.1.moe.expert_bias_E: 0.25.*--drop-expert-bias"):
+        export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe")
+    assert not (tmp_path / "out").exists()
+    export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe", drop_expert_bias=True)
+    assert "the largest is 0.25 in layers.1.moe.expert_bias_E" in caplog.text
+    assert same(tensors(tmp_path / "out"), tensors(published / "moe"))
+
+
+def test_a_config_of_another_model_is_refused_before_anything_is_written(published, tmp_path, capsys):
+    import_folder(published / "untied", tmp_path / "dcp")
+    other = tmp_path / "other"
+    other.mkdir()
+    config = read_hf_config(published / "untied") | {
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "layer_types": None,
+    }
+    (other / "config.json").write_text(json.dumps(config))
+    assert main(["export", str(tmp_path / "dcp"), str(tmp_path / "out"), "--assets", str(other)]) == 2
+    message = capsys.readouterr().err
+    assert "11 tensors (" in message
+    assert "layers.0.feed_forward.w1.weight [128, 64] instead of [96, 64]" in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dcp", "other"]
+
+
+def test_import_lists_everything_that_is_wrong_and_writes_nothing(published, tmp_path, capsys):
+    folder = shutil.copytree(published / "untied", tmp_path / "folder")
+    (folder / "model.safetensors.index.json").unlink()
+    found = tensors(folder)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    del found["model.norm.weight"]
+    found["lm_head.weight"] = torch.zeros(3, 3)
+    found["extra"] = torch.zeros(1)
+    save_file(found, folder / "model.safetensors")
+    assert main(["import", str(folder), str(tmp_path / "dcp")]) == 2
+    message = capsys.readouterr().err
+    for part in ("(model.norm.weight) of the model's", "(extra) without a place", "lm_head.weight [3, 3] instead of"):
+        assert part in message
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def changed(published, tmp_path, edit, kind="tied"):
+    folder = shutil.copytree(published / kind, tmp_path / "changed")
+    edit(folder)
+    return folder
+
+
+def rewrite(folder, name, value):
+    for file in folder.glob("*.safetensors"):
+        found = load_file(file)
+        if name in found:
+            found[name] = value(found[name])
+            save_file(found, file, metadata={"format": "pt"})
+
+
+def nan(value):
+    value[1, 1] = float("nan")
+    return value
+
+
+def set_config(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+FAULTS = {
+    "values": (
+        lambda folder: rewrite(folder, "model.layers.1.mlp.up_proj.weight", nan),
+        "NaN or infinity in 1 tensors",
+    ),
+    "index": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text(
+            (folder / "model.safetensors.index.json").read_text().replace('"total_size": ', '"total_size": 1')
+        ),
+        "says total_size 1",
+    ),
+    "tensors": (lambda folder: set_config(folder, dtype="float16"), "says torch.float16, and the files hold F32"),
+}
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_each_fault_is_found_by_its_check_and_fails_the_command(published, tmp_path, capsys, check):
+    edit, detail = FAULTS[check]
+    folder = changed(published, tmp_path, edit)
+    assert main(["verify-weights", str(folder), "--json"]) == 1
+    rows = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows[check]["outcome"] == "failed"
+    assert detail in rows[check]["detail"]
+
+
+def test_a_checkpoint_that_went_on_training_is_told_from_the_export(published, tmp_path):
+    checkpoint = native_checkpoint(tmp_path / "dcp", published / "moe")
+    export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe")
+    rewrite(tmp_path / "out", "model.layers.0.mlp.experts.5.up_proj.weight", lambda value: value + 1e-3)
+    found = {finding.check: finding for finding in verify(tmp_path / "out", checkpoint=checkpoint)}
+    assert found["manifest"].outcome == "failed"
+    assert "another SHA-256" in found["manifest"].detail
+    assert "experts.5.up_proj.weight differs from the one in" in found["checkpoint"].detail
+
+
+def test_logits_that_differ_are_found(published, monkeypatch):
+    from torchtitan_qwen3_trn.weights import verify as module
+
+    native = module.model_config
+
+    def other(arch, **options):
+        config = native(arch, **options)
+        for layer in config.layers:
+            layer.attention.rope.theta *= 1.5
+        return config
+
+    monkeypatch.setattr(module, "model_config", other)
+    found = {finding.check: finding for finding in verify(published / "untied")}
+    assert found["logits"].outcome == "failed"
+    assert "differ by" in found["logits"].detail
+
+
+def test_a_folder_in_order_passes_with_a_table(published, capsys):
+    assert main(["verify-weights", str(published / "moe")]) == 0
+    printed = capsys.readouterr().out
+    assert "16 tokens" in printed
+    assert "failed" not in printed

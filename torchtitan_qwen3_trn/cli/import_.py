@@ -1,0 +1,30 @@
+"""``torchtitan-trn import``: a Hugging Face folder as a training checkpoint, in one process."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Declare the subcommand."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "import", help="write a Hugging Face folder as a training checkpoint"
+    )
+    parser.add_argument("folder", type=Path, help="folder with config.json and safetensors files")
+    parser.add_argument("checkpoint", type=Path, help="folder to write; checkpoint.initial_load_path takes it")
+    parser.add_argument(
+        "--route", choices=["native", "huggingface_v5"], default="native", help="who is to load it (default: native)"
+    )
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import; status 2 with a message when that is not possible."""
+    # Transformers and torchtitan take seconds to import, which other subcommands need not wait for.
+    from torchtitan_qwen3_trn.weights.offline import import_folder
+
+    import_folder(arguments.folder, arguments.checkpoint, route=arguments.route)
+    print(arguments.checkpoint)  # noqa: T201
+    return 0

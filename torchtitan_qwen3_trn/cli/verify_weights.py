@@ -1,0 +1,47 @@
+"""``torchtitan-trn verify-weights``: proof that a Hugging Face folder holds a working model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.weights.verify import Finding
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Declare the subcommand."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "verify-weights", help="check a Hugging Face folder: files, tensors, logits, generation"
+    )
+    parser.add_argument("folder", type=Path, help="folder with config.json and safetensors files")
+    parser.add_argument("--checkpoint", type=Path, help="training checkpoint step-N that the folder was exported from")
+    parser.add_argument("--cheap", action="store_true", help="only what headers and small files tell")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every finding; status 0 when all hold, 1 otherwise."""
+    # Transformers and torchtitan take seconds to import, which other subcommands need not wait for.
+    from torchtitan_qwen3_trn.weights.verify import verify
+
+    findings = verify(arguments.folder, checkpoint=arguments.checkpoint, cheap=arguments.cheap)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))  # noqa: T201
+    else:
+        _print_table(findings)
+    return int(any(finding.outcome == "failed" for finding in findings))
+
+
+def _print_table(findings: list[Finding]) -> None:
+    table = Table("check", "outcome", "detail")
+    for finding in findings:
+        table.add_row(finding.check, finding.outcome, finding.detail)
+    Console(soft_wrap=True).print(table, markup=False, highlight=False)

@@ -1,0 +1,76 @@
+"""The auxiliary loss that keeps a mixture of experts balanced, under torchtitan's chunked loss.
+
+torchtitan computes the loss from the model's output alone. So the auxiliary loss is not added to that loss but its
+gradient is: `with_loss` passes the output on unchanged and gives the auxiliary loss its gradient in backward.
+
+Shape suffixes: B batch, L sequence, E experts, K experts of a token, Y layers with experts, T = B * L tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torchtitan.distributed import utils as dist_utils
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+__all__ = ["balancing_loss", "log", "with_loss"]
+
+logger = logging.getLogger(__name__)
+
+
+def balancing_loss(visits_YE: torch.Tensor, probability_YE: torch.Tensor) -> torch.Tensor:
+    """Switch Transformer's load-balancing loss (arXiv 2101.03961, equations 4 to 6), its mean over layers.
+
+    Args:
+        visits_YE: share of the tokens that visit each expert; a row sums to top-k. No gradient flows into it.
+        probability_YE: mean probability the router gives each expert.
+
+    Returns:
+        A scalar: experts times the sum over experts of visits times probability. The number of experts a token
+        visits is perfect balance, as with Transformers' ``load_balancing_loss_func``.
+    """
+    return visits_YE.shape[-1] * (visits_YE.detach() * probability_YE).sum(-1).mean()
+
+
+def with_loss(output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """``output``, unchanged; in backward the scalar ``loss`` gets the gradient 1."""
+    return _WithLoss.apply(output, loss)
+
+
+@runtime_checkable
+class _Loss(Protocol):
+    coefficient: float
+
+    def take(self) -> torch.Tensor | None: ...
+
+
+def log(trainer: PluginTrainer, step: int) -> None:
+    """Log the auxiliary loss of the step just taken, where torchtitan logs its loss too. A collective."""
+    for part in trainer.model_parts:
+        router_loss = getattr(part, "router_loss", None)
+        if not isinstance(router_loss, _Loss):
+            continue
+        mean = router_loss.take()
+        if mean is None or not trainer.metrics_processor.should_log(step):
+            continue
+        dims = trainer.parallel_dims
+        if dims.dp_enabled:
+            mesh = dims.get_mesh("batch")
+            mean = dist_utils.dist_sum_tensor(mean, mesh) / mesh.size()
+        trainer.metrics_processor.logger.log({"loss_metrics/router_aux_loss": float(mean)}, step)
+        logger.info("step: %2d  router_aux_loss: %8.5f  (x %g)", step, float(mean), router_loss.coefficient)
+
+
+class _WithLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.one = torch.ones_like(loss)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient, ctx.one

@@ -1,0 +1,117 @@
+"""Everything of a Hugging Face folder that is not weights: config.json, generation settings, tokenizer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedConfig
+
+from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
+from torchtitan_qwen3_trn.weights.folder import file_problem, read_json
+
+__all__ = ["has_tokenizer", "layout_and_class", "write_assets"]
+
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_GENERATION = "generation_config.json"
+
+
+def layout_and_class(config: PreTrainedConfig) -> tuple[Layout, str]:
+    """The files' tensors of the model ``config`` describes, and the name of its Transformers class.
+
+    Raises:
+        JobError: Transformers cannot build it.
+    """
+    model = build_on_meta(config, document_mask=True, experts="eager")
+    return layout_of(model), type(model).__name__
+
+
+def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dtype: torch.dtype, source: Path) -> None:
+    """Write config.json of the model ``config`` to ``folder``, and what else ``source`` has beside its weights.
+
+    Rotary settings and experts are written in the words of Transformers 5 and of Transformers 4, which would otherwise
+    take its defaults without a word.
+
+    Raises:
+        JobError: a file of ``source`` must not be opened.
+        OSError: a file cannot be copied or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(config)
+    config.architectures, config.dtype, config.use_cache = [class_name], dtype, True
+    values = config.to_diff_dict() | {"architectures": [class_name], "dtype": _name(dtype), "torch_dtype": _name(dtype)}
+    values |= _older_rotary_keys(config)
+    # Transformers 5 writes the count of experts under another name than published files and Transformers 4 have.
+    values |= {old: values[new] for old, new in config.attribute_map.items() if new in values and old not in values}
+    _write_json(folder / "config.json", values)
+    for name in _TOKENIZER:
+        _copy(source / name, folder)
+    if not _copy(source / _GENERATION, folder):
+        _write_json(folder / _GENERATION, _generation(config, source).to_diff_dict())
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether Transformers finds a tokenizer in ``folder``."""
+    return (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _older_rotary_keys(config: PreTrainedConfig) -> dict[str, Any]:
+    rotary = getattr(config, "rope_parameters", None)
+    if not isinstance(rotary, dict) or "rope_theta" not in rotary:
+        return {}
+    scaling = {key: value for key, value in rotary.items() if key != "rope_theta"}
+    older: dict[str, Any] = {"rope_theta": rotary["rope_theta"]}
+    return older if scaling.get("rope_type", "default") == "default" else older | {"rope_scaling": scaling}
+
+
+def _generation(config: PreTrainedConfig, source: Path) -> GenerationConfig:
+    """Greedy, until the end token of the configuration or of the tokenizer."""
+    generation = GenerationConfig.from_model_config(config)
+    if generation.eos_token_id is None:
+        generation.eos_token_id = _end_token(source)
+    return generation
+
+
+def _end_token(folder: Path) -> int | None:
+    try:
+        name = read_json(folder / "tokenizer_config.json").get("eos_token")
+        tokenizer = read_json(folder / "tokenizer.json")
+        name = name.get("content") if isinstance(name, dict) else name
+        ids = dict(tokenizer["model"]["vocab"])
+        ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    except (JobError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return ids.get(name)
+
+
+def _copy(path: Path, folder: Path) -> bool:
+    if problem := file_problem(path):
+        raise JobError([problem])
+    if not path.is_file():
+        return False
+    shutil.copyfile(path, folder / path.name)
+    return True
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")

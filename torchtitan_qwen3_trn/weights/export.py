@@ -1,0 +1,206 @@
+"""A state dict on any number of ranks -> a Hugging Face folder that is complete or absent."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
+from transformers import PreTrainedConfig
+
+from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.weights.assets import layout_and_class, write_assets
+from torchtitan_qwen3_trn.weights.check import check_export
+from torchtitan_qwen3_trn.weights.manifest import MANIFEST, write_manifest
+from torchtitan_qwen3_trn.weights.publish import Draft, draft_folder
+from torchtitan_qwen3_trn.weights.writer import InPlaceWriter, sha256_of
+
+__all__ = ["Export", "export", "in_agreement"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What to write, and where.
+
+    Attributes:
+        destination: the folder to publish; it must not exist.
+        config: Transformers' configuration of the model.
+        dtype: type of all tensors in the files.
+        limit: bytes of tensors in one file at most.
+        assets: folder whose tokenizer and generation settings go along.
+        facts: what the manifest says beyond files and versions, such as the step.
+    """
+
+    destination: Path
+    config: PreTrainedConfig
+    dtype: torch.dtype
+    limit: int
+    assets: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def export(state_dict: Mapping[str, Any], wanted: Export, *, planner: DefaultSavePlanner | None = None) -> None:
+    """Write ``state_dict``, tensors by their names in files, as the Hugging Face folder ``wanted.destination``.
+
+    A collective if a process group exists: call it on every rank, each with the tensors (or parts of tensors) it
+    holds. No tensor moves between ranks. Beyond the state dict a rank needs the memory of a few windows of 32 MiB.
+
+    Args:
+        state_dict: plain tensors and DTensors.
+        wanted: what to write and where.
+        planner: gives the tensors' values, if ``state_dict`` does not hold them itself.
+
+    Raises:
+        JobError: on every rank, with what went wrong on any; nothing is published then and nothing is left behind.
+    """
+    started = time.monotonic()
+    first = _rank() == 0
+    layout, class_name = in_agreement(lambda: layout_and_class(wanted.config))
+    draft = in_agreement(lambda: Draft(wanted.destination) if first else None)
+    try:
+        folder = draft_folder(wanted.destination)
+        in_agreement(lambda: _see(folder))
+        if first:
+            nbytes = sum(torch.Size(shape).numel() for shape in layout.shapes.values()) * wanted.dtype.itemsize
+        in_agreement(lambda: _prepare(folder, wanted, class_name, nbytes) if first else None)
+        with _bar(nbytes / _ranks()) if first else nullcontext() as advance:
+            writer = InPlaceWriter(
+                folder,
+                expected=layout.shapes,
+                dtype=wanted.dtype,
+                limit=wanted.limit,
+                progress=advance or (lambda nbytes: None),
+            )
+            try:
+                save(dict(state_dict), storage_writer=writer, planner=planner or DefaultSavePlanner())
+            except CheckpointException as error:
+                raise JobError([_said(failure[0], folder) for failure in error.failures.values()]) from error
+        checksums = _checksums(folder, writer.checksums)
+        in_agreement(lambda: _complete(draft, wanted, checksums) if draft else None)
+    except BaseException:
+        if draft is not None:
+            draft.discard()
+        raise
+    if first:
+        seconds = time.monotonic() - started
+        logger.info("Exported to %s in %.1f s (%.2f GB)", wanted.destination, seconds, nbytes / 1e9)
+
+
+def in_agreement(action: Callable[[], _T]) -> _T:
+    """The result of ``action``, if it succeeded on every rank.
+
+    Raises:
+        JobError: on every rank, with what failed on any.
+    """
+    problems: list[Problem] = []
+    result: Any = None
+    try:
+        result = action()
+    except JobError as error:
+        problems = error.problems
+    except Exception as error:
+        logger.debug("failed on rank %d", _rank(), exc_info=True)
+        problems = [_said(error, None)]
+    everyones = [problems]
+    if dist.is_initialized():
+        everyones = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everyones, problems)
+    found = dict.fromkeys(problem for each in everyones for problem in each)
+    if found:
+        raise JobError(found, "export")
+    return result
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _see(folder: Path) -> None:
+    if not folder.is_dir():
+        what = f"rank {_rank()} on {platform.node()} does not see {folder}, which rank 0 has created"
+        raise JobError([Problem("export", what, "export to a folder that all hosts share")])
+
+
+def _prepare(folder: Path, wanted: Export, class_name: str, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        what = f"the disk is full: {nbytes} bytes are to be written and {free} are free"
+        raise JobError([Problem(str(folder.parent), what, "free space, or choose another folder")])
+    write_assets(folder, wanted.config, class_name=class_name, dtype=wanted.dtype, source=wanted.assets)
+
+
+def _checksums(folder: Path, known: dict[str, str]) -> dict[str, str]:
+    """SHA-256 of all weight files; files of several ranks are divided among the ranks."""
+    everyones: list[Any] = [known]
+    if dist.is_initialized():
+        everyones = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, known)
+    found = {file: checksum for each in everyones for file, checksum in each.items()}
+    rest = sorted(path for path in folder.glob("*.safetensors") if path.name not in found)
+    mine = in_agreement(lambda: {path.name: sha256_of(path) for path in rest[_rank() :: _ranks()]})
+    everyones = [mine]
+    if dist.is_initialized():
+        everyones = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, mine)
+    return found | {file: checksum for each in everyones for file, checksum in each.items()}
+
+
+def _complete(draft: Draft, wanted: Export, checksums: dict[str, str]) -> None:
+    others = (path for path in draft.folder.iterdir() if path.name not in checksums and path.name != MANIFEST)
+    checksums = checksums | {path.name: sha256_of(path) for path in others}
+    write_manifest(draft.folder, checksums, wanted.facts | {"dtype": str(wanted.dtype).removeprefix("torch.")})
+    problems = check_export(draft.folder, wanted.config)
+    if problems:
+        raise JobError(problems, "the export failed its own check and was not published")
+    draft.publish()
+
+
+def _said(error: BaseException, folder: Path | None) -> Problem:
+    where = str(folder or "export")
+    if isinstance(error, OSError):
+        where = str(error.filename or where)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            what = f"the disk is full or the file may not grow ({error.strerror}); nothing was published"
+            return Problem(where, what, "free space, or choose another folder")
+        return Problem(where, f"cannot be written ({error.strerror or error}); nothing was published")
+    return Problem("export", f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+
+
+class _bar:  # noqa: N801 - used as a function
+    """A progress bar over ``total`` bytes on standard error, if that is a terminal."""
+
+    def __init__(self, total: float) -> None:
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        console = Console(file=sys.stderr)
+        self._progress = Progress("export", *columns, console=console, disable=not console.is_terminal)
+        self._task = self._progress.add_task("export", total=total)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._progress.start()
+        return lambda nbytes: self._progress.advance(self._task, nbytes)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

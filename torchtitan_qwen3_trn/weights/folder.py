@@ -1,0 +1,75 @@
+"""Files of a checkpoint folder that somebody else wrote: nothing outside the folder is opened, nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from torchtitan_qwen3_trn.errors import JobError, Problem
+
+__all__ = ["file_problem", "read_json", "weight_files"]
+
+# The largest published config.json and index files have a few megabytes.
+_JSON_LIMIT = 64 * 2**20
+
+
+def file_problem(path: Path) -> Problem | None:
+    """Why ``path`` must not be opened as a file of its folder; ``None`` when it may be, or does not exist.
+
+    A symbolic link may lead to a file of the same folder, and from the Hugging Face cache's
+    ``snapshots/<revision>/`` to its ``blobs/``.
+    """
+    folder = path.parent.resolve()
+    try:
+        target = path.resolve(strict=True)
+        kind = target.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            return Problem(str(path), "is a symbolic link to nothing", "download it again")
+        return None
+    except (OSError, RuntimeError, ValueError) as error:
+        return Problem(str(path), f"cannot be opened ({error})", "download it again")
+    cache = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else None
+    if target.parent not in (folder, cache):
+        what = f"is a symbolic link out of the folder, to {target}, and is not followed"
+        return Problem(str(path), what, "replace it by the file itself")
+    if not stat.S_ISREG(kind):
+        return Problem(str(path), "is not a regular file", "replace it by one")
+    return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``.
+
+    Raises:
+        JobError: it must not or cannot be opened, is not JSON, or is not an object.
+    """
+    if problem := file_problem(path):
+        raise JobError([problem])
+    try:
+        size = path.stat().st_size
+        if size > _JSON_LIMIT:
+            what = f"has {size} bytes, and more than {_JSON_LIMIT} are not read"
+            raise JobError([Problem(str(path), what, "download it again")])
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        fix = "point to the folder of a Hugging Face checkpoint"
+        raise JobError([Problem(str(path), f"cannot be read ({error.strerror or error})", fix)]) from error
+    except (ValueError, RecursionError) as error:
+        raise JobError([Problem(str(path), f"is not JSON ({error})", "download it again")]) from error
+    if not isinstance(found, dict):
+        what = f"holds a {type(found).__name__} where an object was expected"
+        raise JobError([Problem(str(path), what, "it should start with {")])
+    return found
+
+
+def weight_files(folder: Path) -> tuple[list[Path], list[Problem]]:
+    """The ``.safetensors`` files of ``folder`` that may be opened, sorted, and what is wrong with the others."""
+    try:
+        files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    except OSError as error:
+        return [], [Problem(str(folder), f"cannot be listed ({error.strerror or error})")]
+    faults = {file: file_problem(file) for file in files}
+    return [file for file in files if faults[file] is None], [fault for fault in faults.values() if fault]

@@ -1,0 +1,55 @@
+"""Checks of the published weights a job is to start from, before memory is allocated; the same on every route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.config import from_folder, hf_config_for
+from torchtitan_qwen3_trn.models.hf.layout import layout_of
+from torchtitan_qwen3_trn.weights.check import config_differences
+from torchtitan_qwen3_trn.weights.headers import check_tensors
+
+if TYPE_CHECKING:
+    from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+__all__ = ["check", "will_load_files"]
+
+
+def check(config: PluginTrainer.Config) -> list[Problem]:
+    """What keeps the files from being loaded as the weights of the job's model: all of it, from headers alone."""
+    return list(_problems(config))
+
+
+def will_load_files(config: PluginTrainer.Config) -> bool:
+    """Whether the run starts from Hugging Face files: it asks for it, and has no checkpoint of its own to resume."""
+    checkpoint = config.checkpoint
+    resumes = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step) is not None
+    return bool(checkpoint.enable and checkpoint.initial_load_in_hf and not resumes)
+
+
+def _problems(config: PluginTrainer.Config) -> Iterator[Problem]:
+    checkpoint = config.checkpoint
+    if checkpoint.initial_load_in_hf and not checkpoint.enable:
+        what = "has no effect while checkpoint.enable is false: the run would start from random weights"
+        yield Problem("checkpoint.initial_load_in_hf", what, "set checkpoint.enable = true")
+    if checkpoint.initial_load_in_hf_quantized:
+        yield Problem("checkpoint.initial_load_in_hf_quantized", "quantized weights cannot be trained here")
+    if not will_load_files(config) or config.model_spec is None:
+        return
+    folder = Path(checkpoint.initial_load_path or config.hf_assets_path)
+    try:
+        wanted = hf_config_for(config)[1]
+        if (folder / "config.json").exists():
+            where, fix = str(folder / "config.json"), "change [model], or load the weights of the model it describes"
+            for difference in config_differences(from_folder(folder), wanted):
+                yield Problem(where, f"disagrees with the job: {difference}", fix)
+        layout = layout_of(build_on_meta(wanted, document_mask=True, experts="eager"))
+    except JobError as error:
+        yield from error.problems
+        return
+    yield from check_tensors(folder, layout.shapes, ignores=layout.ignores)

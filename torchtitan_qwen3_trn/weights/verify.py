@@ -1,0 +1,293 @@
+"""Whether a Hugging Face folder holds the model it claims to: files, tensors, logits, generated text.
+
+Shape suffixes: B batch, L sequence, V vocabulary, N tokens of one expert, R tokens of all experts, D model width,
+E experts, F inner width of an expert.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.common.moe import GroupedExperts
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.models.hf.config import from_folder
+from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.qwen3.spec import model_config
+from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
+from torchtitan_qwen3_trn.weights.assets import has_tokenizer
+from torchtitan_qwen3_trn.weights.check import layout_of_folder, total_size_problems
+from torchtitan_qwen3_trn.weights.files import DTYPE_NAMES
+from torchtitan_qwen3_trn.weights.folder import file_problem, weight_files
+from torchtitan_qwen3_trn.weights.headers import TensorHeader, check_tensors, read_headers
+from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
+from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors
+
+__all__ = ["Finding", "verify"]
+
+Outcome = Literal["ok", "failed", "skipped"]
+
+# Two implementations of one model in float32: the same products, at most summed in another order. Seen between
+# Transformers and torchtitan: equal bit for bit without experts, 4e-7 of the largest logit with them.
+_TOLERANCE = 1e-4
+_ROWS, _LENGTH, _GENERATED = 2, 32, 16
+_PROMPT = "The"
+# Elements looked at for NaN at a time.
+_WINDOW = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the verdict.
+
+    Attributes:
+        check: what was looked at.
+        outcome: whether it holds.
+        detail: the figures, or what is wrong.
+    """
+
+    check: str
+    outcome: Outcome
+    detail: str
+
+
+def verify(folder: Path, *, checkpoint: Path | None = None, cheap: bool = False) -> list[Finding]:
+    """Check ``folder`` from its files to the text it generates; once a check fails, those that need it are skipped.
+
+    Nothing outside the folder is read, and no code that comes with it is run.
+
+    Args:
+        folder: config.json, safetensors, and whatever else.
+        checkpoint: the training checkpoint it was exported from, to be compared tensor by tensor.
+        cheap: read headers and small files only.
+    """
+    steps: list[tuple[str, Callable[[], Iterator[str]]]] = [
+        ("files", lambda: _files(folder)),
+        ("tensors", lambda: _tensors(folder)),
+        ("tying", lambda: _tying(folder)),
+        ("index", lambda: _index(folder)),
+        ("manifest", lambda: _manifest(folder, checksums=not cheap)),
+    ]
+    if not cheap:
+        steps += [
+            ("values", lambda: _values(folder)),
+            *([("checkpoint", lambda: _checkpoint(folder, checkpoint))] if checkpoint else []),
+            ("logits", lambda: _logits(folder)),
+            ("generation", lambda: _generation(folder)),
+        ]
+    findings: list[Finding] = []
+    for name, step in steps:
+        if any(finding.outcome == "failed" for finding in findings[:2]):
+            findings.append(Finding(name, "skipped", "needs the checks above"))
+            continue
+        findings.append(_finding(name, step))
+    return findings
+
+
+class _Skip(Exception):  # noqa: N818 - not an error
+    """A check that has nothing to check."""
+
+
+def _finding(name: str, step: Callable[[], Iterator[str]]) -> Finding:
+    try:
+        return Finding(name, "ok", "; ".join(step()))
+    except _Skip as reason:
+        return Finding(name, "skipped", str(reason))
+    except JobError as error:
+        return Finding(name, "failed", "; ".join(map(str, error.problems)))
+    except Exception as error:
+        logging.getLogger(__name__).debug("check %s failed", name, exc_info=True)
+        return Finding(name, "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _stop_on(problems: list[Problem]) -> None:
+    if problems:
+        raise JobError(problems)
+
+
+def _files(folder: Path) -> Iterator[str]:
+    if not folder.is_dir():
+        raise JobError([Problem(str(folder), "is not a folder", "name the folder of a Hugging Face checkpoint")])
+    found, problems = read_headers(folder)
+    # Transformers looks for more files than are read here, and follows links.
+    others = [
+        path for path in folder.iterdir() if path.suffix != ".safetensors" and (path.is_symlink() or not path.is_dir())
+    ]
+    _stop_on(problems + [problem for path in others if (problem := file_problem(path))])
+    files = {header.file for header in found.values()}
+    yield f"{len(files)} file{'s' if len(files) > 1 else ''}, {len(found)} tensors"
+
+
+def _tensors(folder: Path) -> Iterator[str]:
+    """Names and shapes against Transformers' own model on the meta device; one type for all."""
+    layout = layout_of_folder(folder)
+    _stop_on(check_tensors(folder, layout.shapes, ignores=layout.ignores))
+    config, kinds = from_folder(folder), {header.dtype for header in read_headers(folder)[0].values()}
+    stated = getattr(config, "dtype", None)
+    if stated is not None and kinds != {DTYPE_NAMES.get(stated)}:
+        what = f"says {stated}, and the files hold {', '.join(sorted(kinds))}"
+        raise JobError([Problem(f"{folder / 'config.json'}: dtype", what, "correct it")])
+    parameters = sum(torch.Size(shape).numel() for shape in layout.shapes.values())
+    yield f"{type(config).__name__}, {parameters:,} parameters, {', '.join(sorted(kinds))}"
+
+
+def _tying(folder: Path) -> Iterator[str]:
+    """A tied output layer is absent or equal to the embedding; one that is not tied is present."""
+    layout, found = layout_of_folder(folder), read_headers(folder)[0]
+    if not layout.tied:
+        yield "not tied: lm_head is a tensor of its own"
+        return
+    for name, source in layout.tied.items():
+        if name not in found:
+            yield f"{name} is {source}, and left out"
+        elif not torch.equal(_read(folder, found, name), _read(folder, found, source)):
+            what = f"{name} is tied to {source} by config.json and differs from it in the files"
+            raise JobError([Problem(str(folder / found[name].file), what, "remove it, or set tie_word_embeddings")])
+        else:
+            yield f"{name} repeats {source}"
+
+
+def _index(folder: Path) -> Iterator[str]:
+    found, _ = read_headers(folder)
+    _stop_on(total_size_problems(folder, found))
+    several = len({header.file for header in found.values()}) > 1
+    index = (folder / "model.safetensors.index.json").is_file()
+    if several and not index:
+        what = "there are several files and no model.safetensors.index.json"
+        raise JobError([Problem(str(folder), what, "download it, or export again")])
+    if not index:
+        raise _Skip("one file needs none")
+    yield "every tensor is where it says"
+
+
+def _manifest(folder: Path, *, checksums: bool) -> Iterator[str]:
+    if not (folder / MANIFEST).exists():
+        raise _Skip("the folder has none")
+    _stop_on(manifest_problems(folder, checksums=checksums))
+    yield "all SHA-256 agree" if checksums else "all sizes agree"
+
+
+def _values(folder: Path) -> Iterator[str]:
+    """No NaN and no infinity, nor a tensor of zeros alone."""
+    spoiled, zero = [], []
+    for file in weight_files(folder)[0]:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                parts = opened.get_tensor(name).flatten().split(_WINDOW)
+                spoiled += [name] if not all(bool(part.isfinite().all()) for part in parts) else []
+                zero += [name] if not any(bool(part.any()) for part in parts) else []
+    if spoiled:
+        shown = ", ".join(spoiled[:5])
+        raise JobError([Problem(str(folder), f"NaN or infinity in {len(spoiled)} tensors ({shown})")])
+    yield "all finite"
+    if zero:
+        yield f"only zeros in {len(zero)} tensors ({', '.join(zero[:3])})"
+
+
+def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
+    """The tensors of the training checkpoint in the files' type, bit for bit."""
+    found, _ = read_headers(folder)
+    count = 0
+    for name, value in checkpoint_tensors(checkpoint, folder):
+        written = _read(folder, found, name)
+        if not torch.equal(written, value.to(written.dtype)):
+            what = f"{name} differs from the one in {checkpoint}"
+            raise JobError([Problem(str(folder / found[name].file), what, "export again")])
+        count += 1
+    yield f"{count} tensors equal bit for bit"
+
+
+def _logits(folder: Path) -> Iterator[str]:
+    """Transformers' logits against torchtitan's, both in float32 with the tensors of the folder."""
+    config, raw = from_folder(folder), read_hf_config(folder)
+    if raw.get("model_type") not in ("qwen3", "qwen3_moe"):
+        raise _Skip("torchtitan's own model exists for Qwen3 only")
+    generator = torch.Generator().manual_seed(0)
+    tokens_BL = torch.randint(config.vocab_size, (_ROWS, _LENGTH), generator=generator)
+    with torch.no_grad():
+        theirs_BLV = _load(folder)(input_ids=tokens_BL, use_cache=False).logits
+        ours_BLV = _native_logits(folder, raw, tokens_BL)
+    far = float((theirs_BLV - ours_BLV).abs().max() / theirs_BLV.abs().max())
+    if not far <= _TOLERANCE:
+        what = f"logits of Transformers and torchtitan differ by {far:.1e} of the largest, more than {_TOLERANCE:g}"
+        raise JobError([Problem(str(folder), what)])
+    yield "equal bit for bit" if far == 0 else f"differ by {far:.1e} of the largest (at most {_TOLERANCE:g})"
+
+
+def _generation(folder: Path) -> Iterator[str]:
+    if not has_tokenizer(folder):
+        raise _Skip("the folder has no tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    inputs = tokenizer(_PROMPT, return_tensors="pt")
+    with torch.no_grad():
+        output = _load(folder).generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=_GENERATED,
+            min_new_tokens=_GENERATED,
+            do_sample=False,
+        )
+    new = output[0, inputs["input_ids"].shape[1] :]
+    if len(new) != _GENERATED:
+        raise JobError([Problem(str(folder), f"generated {len(new)} tokens instead of {_GENERATED}")])
+    yield f"{len(new)} tokens: " + json.dumps(_PROMPT + tokenizer.decode(new), ensure_ascii=False)
+
+
+def _load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    ).eval()
+
+
+class _Float32Experts(GroupedExperts):
+    """torchtitan's experts without their rounding to bfloat16, so that a comparison can be sharp."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """Stock's options."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """Expert after expert; as `GroupedExperts.forward`."""
+        parts_ND = x_RD.split(num_tokens_per_expert_E.tolist())
+        experts = zip(parts_ND, self.w1_EFD, self.w2_EDF, self.w3_EFD, strict=True)
+        silu = torch.nn.functional.silu
+        return torch.cat([(silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, w1, w2, w3 in experts])
+
+
+def _native_logits(folder: Path, raw: dict[str, Any], tokens_BL: torch.Tensor) -> torch.Tensor:
+    """Logits ``[B, L, V]`` of torchtitan's Qwen3 in float32."""
+    config = model_config(from_hf_config(raw), load_balance_coeff=None)
+    for layer in config.layers:
+        if isinstance(layer.attention.inner_attention, FlexAttention.Config):
+            layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
+        if layer.moe is not None:
+            stock = layer.moe.routed_experts.inner_experts
+            layer.moe.routed_experts.inner_experts = _Float32Experts.Config(
+                dim=stock.dim, hidden_dim=stock.hidden_dim, num_experts=stock.num_experts, param_init=stock.param_init
+            )
+    model, adapter = config.build(), Qwen3StateDictAdapter(config, None)
+    found, _ = read_headers(folder)
+    published = {name: _read(folder, found, name).float() for names in adapter.file_names.values() for name in names}
+    model.load_state_dict(adapter.from_hf(published), strict=False)
+    positions_BL = torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL)
+    return model.eval()(tokens_BL, positions_BL, document_mask(positions_BL))
+
+
+def _read(folder: Path, found: dict[str, TensorHeader], name: str) -> torch.Tensor:
+    with safe_open(folder / found[name].file, framework="pt") as opened:
+        return opened.get_tensor(name)

@@ -1,0 +1,260 @@
+"""Writing safetensors from all ranks at once, every byte once.
+
+PyTorch's ``HuggingFaceStorageWriter`` lets every rank write files of its own shards and then copies them into the final
+ones: everything is written twice and read once. Here each rank writes its shards where they belong in the final files,
+because a safetensors header can be computed before the tensors are there. What each rank holds, and which replica is
+written, is decided by ``torch.distributed.checkpoint``'s planner as always.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from torchtitan_qwen3_trn.weights.files import FilePlan, Place, index_of, plan_files
+from torchtitan_qwen3_trn.weights.headers import INDEX, listed
+
+__all__ = ["InPlaceWriter", "sha256_of"]
+
+# Bytes converted and written in one go.
+_WINDOW = 32 * 2**20
+# Windows that may wait to be hashed.
+_HASHED_LATER = 4
+
+
+class InPlaceWriter(HuggingFaceStorageWriter):
+    """Writes a Hugging Face state dict into the final files of a folder that exists.
+
+    The folder must be one that all ranks see.
+
+    Args:
+        folder: where to write.
+        expected: shape of every tensor that must come out, by name.
+        dtype: type of all tensors in the files.
+        limit: bytes of tensors in one file at most.
+        progress: called with the number of bytes after each piece this rank has written.
+
+    Attributes:
+        checksums: SHA-256 of the files that this rank wrote alone.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        expected: Mapping[str, Sequence[int]],
+        dtype: torch.dtype,
+        limit: int,
+        progress: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
+        super().__init__(path=str(folder), save_distributed=True)
+        self._folder = folder
+        self._expected = {name: tuple(shape) for name, shape in expected.items()}
+        self._dtype, self._limit, self._progress = dtype, limit, progress
+        self._plan: FilePlan | None = None
+        self.checksums: dict[str, str] = {}
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """On the coordinating rank: check that all tensors come, create the files, tell the ranks the places.
+
+        Raises:
+            ValueError: tensors are missing, unexpected or misshapen.
+            OSError: the files cannot be created.
+        """
+        shapes = {item.index.fqn: tuple(_size(item)) for plan in plans for item in plan.items}
+        _compare(shapes, self._expected)
+        self._plan = plan_files(shapes, self._dtype, self._limit)
+        for file, header in self._plan.headers.items():
+            with open(self._folder / file, "wb") as created:
+                created.write(header)
+                created.truncate(self._plan.sizes[file])
+        writers: dict[str, set[int]] = {}
+        for rank, plan in enumerate(plans):
+            for item in plan.items:
+                writers.setdefault(self._plan.places[item.index.fqn].file, set()).add(rank)
+        return [
+            replace(
+                plan,
+                storage_data={
+                    "places": {item.index.fqn: self._plan.places[item.index.fqn] for item in plan.items},
+                    "headers": {file: self._plan.headers[file] for file, ranks in writers.items() if ranks == {rank}},
+                },
+            )
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's pieces; meanwhile files are made durable, and hashed if this rank alone writes them."""
+        given: Mapping[str, Any] = plan.storage_data or {"places": {}, "headers": {}}
+        places: Mapping[str, Place] = given["places"]
+        headers: Mapping[str, bytes] = given["headers"]
+        items = sorted(plan.items, key=lambda item: (places[item.index.fqn].file, places[item.index.fqn].offset))
+        durable: list[ThreadFuture[None]] = []
+        # The disk is waited for and checksums are computed in threads, which need not hold Python's lock for it.
+        with ThreadPoolExecutor(max_workers=1) as disk, ThreadPoolExecutor(max_workers=1) as hashing:
+            digests = {}
+            for file, pieces in _by_file(items, places):
+                alone = file in headers and all(_is_whole(item, places[item.index.fqn]) for item in pieces)
+                digest = _Digest(hashing, headers[file]) if alone else None
+                descriptor = os.open(self._folder / file, os.O_WRONLY)
+                try:
+                    for item in pieces:
+                        value = planner.resolve_data(item)
+                        self._write_piece(descriptor, item, places[item.index.fqn], value, digest)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                durable.append(disk.submit(_make_durable, descriptor))
+                if digest is not None:
+                    digests[file] = digest
+            self.checksums = {file: digest.result() for file, digest in digests.items()}
+            for each in durable:
+                each.result()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the coordinating rank, when all have written: the index."""
+        if self._plan is not None:
+            text = json.dumps(index_of(self._plan), indent=2) + "\n"
+            (self._folder / INDEX).write_text(text, encoding="utf-8")
+
+    def _write_piece(
+        self, descriptor: int, item: WriteItem, place: Place, value: object, digest: _Digest | None
+    ) -> None:
+        if not isinstance(value, torch.Tensor) or item.tensor_data is None:
+            raise ValueError(f"{item.index.fqn} is not a tensor")
+        offsets = item.tensor_data.chunk.offsets
+        for start, rows in _windows(value.detach()):
+            data = rows.to(device="cpu", dtype=place.dtype).contiguous()
+            origin = [offsets[0] + start, *offsets[1:]] if offsets else []
+            if digest is not None:
+                digest.add(data)
+            _write_block(descriptor, data, place, origin)
+            self._progress(data.nbytes)
+
+
+class _Digest:
+    """SHA-256 of a file that is being written from its beginning to its end."""
+
+    def __init__(self, thread: ThreadPoolExecutor, header: bytes) -> None:
+        self._thread, self._hash = thread, hashlib.sha256(header)
+        self._waiting: deque[ThreadFuture[None]] = deque()
+
+    def add(self, data: torch.Tensor) -> None:
+        """The next bytes of the file; waits while too many are not hashed yet, because they stay in memory."""
+        while len(self._waiting) >= _HASHED_LATER:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._hash.update, data.view(-1).view(torch.uint8).numpy().data))
+
+    def result(self) -> str:
+        """The checksum in hexadecimal."""
+        for each in self._waiting:
+            each.result()
+        return self._hash.hexdigest()
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _size(item: WriteItem) -> torch.Size:
+    if item.tensor_data is None:
+        raise ValueError(f"{item.index.fqn} is not a tensor, and safetensors files hold nothing else")
+    return item.tensor_data.size
+
+
+def _compare(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    misshapen = [
+        f"{name} {list(found[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    rows = [(missing, "missing"), (unexpected, "without a place in config.json"), (misshapen, "of another shape")]
+    faults = [f"{listed(names)} {what}" for names, what in rows if names]
+    if faults:
+        raise ValueError(f"the model is not the one its config.json describes: {'; '.join(faults)}")
+
+
+def _is_whole(item: WriteItem, place: Place) -> bool:
+    return item.tensor_data is not None and tuple(item.tensor_data.chunk.sizes) == place.shape
+
+
+def _by_file(items: list[WriteItem], places: Mapping[str, Place]) -> Iterator[tuple[str, list[WriteItem]]]:
+    groups: dict[str, list[WriteItem]] = {}
+    for item in items:
+        groups.setdefault(places[item.index.fqn].file, []).append(item)
+    yield from groups.items()
+
+
+def _windows(value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Rows of ``value`` by the window, each with the number of its first row."""
+    if value.ndim == 0:
+        yield 0, value
+        return
+    row = max(math.prod(value.shape[1:]) * 4, 1)
+    step = max(_WINDOW // row, 1)
+    for start in range(0, value.shape[0], step):
+        yield start, value[start : start + step]
+
+
+def _write_block(descriptor: int, data: torch.Tensor, place: Place, origin: Sequence[int]) -> None:
+    """Write ``data``, the block of the whole tensor that begins at ``origin``, run by run of contiguous bytes."""
+    if data.numel() == 0:
+        return
+    inner = _contiguous_dims(data.shape, place.shape)
+    runs = data.reshape(-1, math.prod(data.shape[data.ndim - inner :])).view(torch.uint8).numpy()
+    strides = [math.prod(place.shape[dim + 1 :]) for dim in range(len(place.shape))]
+    outer = data.shape[: data.ndim - inner]
+    for number, run in enumerate(runs):
+        at, rest = 0, number
+        for dim in reversed(range(len(outer))):
+            rest, position = divmod(rest, outer[dim])
+            at += (origin[dim] + position) * strides[dim]
+        for dim in range(len(outer), data.ndim):
+            at += origin[dim] * strides[dim]
+        _write_all(descriptor, memoryview(run), place.offset + at * place.dtype.itemsize)
+
+
+def _contiguous_dims(block: Sequence[int], whole: Sequence[int]) -> int:
+    """How many of the last dimensions of a block are contiguous in the whole tensor."""
+    inner = 0
+    for dim in reversed(range(len(whole))):
+        inner += 1
+        if block[dim] != whole[dim]:
+            break
+    return inner
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _make_durable(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
