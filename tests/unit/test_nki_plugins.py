@@ -187,6 +187,17 @@ def test_fused_norms_are_trained_by_the_rotary_embedding(parse_job):
     assert attention.k_norm.weight.grad.abs().max() > 0
 
 
+@pytest.mark.parametrize("balance", ["aux_loss", "bias"])
+def test_parallelizing_links_fused_norms_whatever_balances_load(parse_job, balance):
+    base = MOE.replace("[model]", f'[model]\nload_balance = "{balance}"')
+    config = parse_job("[plugins.nki-rope]\nfused_qk_norm = true\n", base=base).config
+    apply_overrides(config.override, config)
+    model = config.model_spec.model.build()
+    linking = config.model_spec.parallelize_fn
+    assert linking.func(lambda model, **options: model, model) is model
+    assert all(layer.attention.rope._norms for layer in model.layers.values())
+
+
 def test_unlinked_fused_norm_says_what_to_call(parse_job):
     model, _ = built(parse_job, "nki_moe", "[plugins.nki-rope]\nfused_qk_norm = true\n")
     model.layers["0"].attention.rope.use_norms()

@@ -62,7 +62,7 @@ def export(state_dict: Mapping[str, Any], wanted: Export, *, planner: DefaultSav
     """Write ``state_dict``, tensors by their names in files, as the Hugging Face folder ``wanted.destination``.
 
     A collective if a process group exists: call it on every rank, each with the tensors (or parts of tensors) it
-    holds. No tensor moves between ranks. Beyond the state dict a rank needs the memory of two windows of 32 MiB.
+    holds. No tensor moves between ranks. Beyond the state dict a rank needs the memory of a few windows of 32 MiB.
 
     Args:
         state_dict: plain tensors and DTensors.
@@ -159,11 +159,12 @@ def _checksums(folder: Path, known: dict[str, str]) -> dict[str, str]:
         everyones = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, known)
     found = {file: checksum for each in everyones for file, checksum in each.items()}
-    if not dist.is_initialized():
-        return found
     rest = sorted(path for path in folder.glob("*.safetensors") if path.name not in found)
     mine = in_agreement(lambda: {path.name: sha256_of(path) for path in rest[_rank() :: _ranks()]})
-    dist.all_gather_object(everyones, mine)
+    everyones = [mine]
+    if dist.is_initialized():
+        everyones = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, mine)
     return found | {file: checksum for each in everyones for file, checksum in each.items()}
 
 

@@ -12,11 +12,13 @@ import hashlib
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -32,6 +34,8 @@ __all__ = ["InPlaceWriter", "sha256_of"]
 
 # Bytes converted and written in one go.
 _WINDOW = 32 * 2**20
+# Windows that may wait to be hashed.
+_HASHED_LATER = 4
 
 
 class InPlaceWriter(HuggingFaceStorageWriter):
@@ -47,7 +51,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         progress: called with the number of bytes after each piece this rank has written.
 
     Attributes:
-        checksums: SHA-256 of the files that this rank wrote alone, after `finish_files`.
+        checksums: SHA-256 of the files that this rank wrote alone.
     """
 
     def __init__(
@@ -84,41 +88,44 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         for rank, plan in enumerate(plans):
             for item in plan.items:
                 writers.setdefault(self._plan.places[item.index.fqn].file, set()).add(rank)
-        shared = {file for file, ranks in writers.items() if len(ranks) > 1}
         return [
             replace(
                 plan,
                 storage_data={
                     "places": {item.index.fqn: self._plan.places[item.index.fqn] for item in plan.items},
-                    "shared": shared,
+                    "headers": {file: self._plan.headers[file] for file, ranks in writers.items() if ranks == {rank}},
                 },
             )
-            for plan in plans
+            for rank, plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's pieces; files are made durable, and hashed if no other rank writes them, meanwhile."""
-        places: dict[str, Place] = plan.storage_data["places"] if plan.storage_data else {}
-        shared: set[str] = plan.storage_data["shared"] if plan.storage_data else set()
+        """Write this rank's pieces; meanwhile files are made durable, and hashed if this rank alone writes them."""
+        given: Mapping[str, Any] = plan.storage_data or {"places": {}, "headers": {}}
+        places: Mapping[str, Place] = given["places"]
+        headers: Mapping[str, bytes] = given["headers"]
         items = sorted(plan.items, key=lambda item: (places[item.index.fqn].file, places[item.index.fqn].offset))
-        pending: dict[str, list[ThreadFuture]] = {}
-        # One thread waits for the disk, the other computes; neither holds Python's lock meanwhile.
-        with ThreadPoolExecutor(max_workers=2) as behind:
+        durable: list[ThreadFuture[None]] = []
+        # The disk is waited for and checksums are computed in threads, which need not hold Python's lock for it.
+        with ThreadPoolExecutor(max_workers=1) as disk, ThreadPoolExecutor(max_workers=1) as hashing:
+            digests = {}
             for file, pieces in _by_file(items, places):
+                alone = file in headers and all(_is_whole(item, places[item.index.fqn]) for item in pieces)
+                digest = _Digest(hashing, headers[file]) if alone else None
                 descriptor = os.open(self._folder / file, os.O_WRONLY)
                 try:
                     for item in pieces:
-                        self._write_piece(descriptor, item, places[item.index.fqn], planner.resolve_data(item))
+                        value = planner.resolve_data(item)
+                        self._write_piece(descriptor, item, places[item.index.fqn], value, digest)
                 except BaseException:
                     os.close(descriptor)
                     raise
-                pending[file] = [behind.submit(_make_durable, descriptor)]
-                if file not in shared:
-                    pending[file].append(behind.submit(sha256_of, self._folder / file))
-            for file, (durable, *checksum) in pending.items():
-                durable.result()
-                for each in checksum:
-                    self.checksums[file] = each.result()
+                durable.append(disk.submit(_make_durable, descriptor))
+                if digest is not None:
+                    digests[file] = digest
+            self.checksums = {file: digest.result() for file, digest in digests.items()}
+            for each in durable:
+                each.result()
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -129,15 +136,39 @@ class InPlaceWriter(HuggingFaceStorageWriter):
             text = json.dumps(index_of(self._plan), indent=2) + "\n"
             (self._folder / INDEX).write_text(text, encoding="utf-8")
 
-    def _write_piece(self, descriptor: int, item: WriteItem, place: Place, value: object) -> None:
+    def _write_piece(
+        self, descriptor: int, item: WriteItem, place: Place, value: object, digest: _Digest | None
+    ) -> None:
         if not isinstance(value, torch.Tensor) or item.tensor_data is None:
             raise ValueError(f"{item.index.fqn} is not a tensor")
         offsets = item.tensor_data.chunk.offsets
         for start, rows in _windows(value.detach()):
             data = rows.to(device="cpu", dtype=place.dtype).contiguous()
             origin = [offsets[0] + start, *offsets[1:]] if offsets else []
+            if digest is not None:
+                digest.add(data)
             _write_block(descriptor, data, place, origin)
             self._progress(data.nbytes)
+
+
+class _Digest:
+    """SHA-256 of a file that is being written from its beginning to its end."""
+
+    def __init__(self, thread: ThreadPoolExecutor, header: bytes) -> None:
+        self._thread, self._hash = thread, hashlib.sha256(header)
+        self._waiting: deque[ThreadFuture[None]] = deque()
+
+    def add(self, data: torch.Tensor) -> None:
+        """The next bytes of the file; waits while too many are not hashed yet, because they stay in memory."""
+        while len(self._waiting) >= _HASHED_LATER:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._hash.update, data.view(-1).view(torch.uint8).numpy().data))
+
+    def result(self) -> str:
+        """The checksum in hexadecimal."""
+        for each in self._waiting:
+            each.result()
+        return self._hash.hexdigest()
 
 
 def sha256_of(file: Path) -> str:
@@ -164,6 +195,10 @@ def _compare(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[
     faults = [f"{listed(names)} {what}" for names, what in rows if names]
     if faults:
         raise ValueError(f"the model is not the one its config.json describes: {'; '.join(faults)}")
+
+
+def _is_whole(item: WriteItem, place: Place) -> bool:
+    return item.tensor_data is not None and tuple(item.tensor_data.chunk.sizes) == place.shape
 
 
 def _by_file(items: list[WriteItem], places: Mapping[str, Place]) -> Iterator[tuple[str, list[WriteItem]]]:

@@ -58,7 +58,7 @@ def model_spec(
             name="qwen3",
             flavor=flavor,
             model=_balanced(arch, model_config(arch, load_balance_coeff=None)),
-            parallelize_fn=parallelize_balanced,
+            parallelize_fn=partial(parallelize, parallelize_balanced),
             pipelining_fn=pipeline_llm,
             post_optimizer_build_fn=forget_counts_after_steps,
             state_dict_adapter=Qwen3StateDictAdapter,
@@ -67,17 +67,17 @@ def model_spec(
         name="qwen3",
         flavor=flavor,
         model=model_config(arch, load_balance_coeff=load_balance_coeff),
-        parallelize_fn=parallelize,
+        parallelize_fn=partial(parallelize, parallelize_qwen3),
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=register_moe_load_balancing_hook,
         state_dict_adapter=Qwen3StateDictAdapter,
     )
 
 
-def parallelize(model: nn.Module, **options: Any) -> nn.Module:
-    """torchtitan's `parallelize_qwen3`, after modules that work together have found each other."""
+def parallelize(apply: Callable[..., nn.Module], model: nn.Module, **options: Any) -> nn.Module:
+    """``apply`` parallelization to a model whose modules that work together have found each other."""
     link(model)
-    return parallelize_qwen3(model, **options)
+    return apply(model, **options)
 
 
 def model_config(arch: Architecture, *, load_balance_coeff: float | None = 1e-3) -> Qwen3Model.Config:
