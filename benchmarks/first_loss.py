@@ -1,6 +1,6 @@
 """The loss a freshly initialised Qwen3 starts from, at full size, against theory.
 
-    python benchmarks/first_loss.py [--flavor 4B-Instruct-2507] [--seq_len 256]
+    python benchmarks/first_loss.py [--flavor 4B-Instruct-2507] [--backend huggingface_v5] [--seq_len 256]
 
 Builds the model with its own initialisation in bfloat16 and runs one forward pass over two rows, uniformly random
 tokens and the bundled text. Exits with status 1 when a row is further than 0.05 nats from `expected_first_loss`.
@@ -28,9 +28,13 @@ from dataclasses import replace
 
 import torch
 from tokenizers import Tokenizer
-from torchtitan.models.qwen3 import Qwen3Model
+from torch import nn
 
 from torchtitan_qwen3_trn.assets import text_path, tokenizer_path
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.config import from_architecture
+from torchtitan_qwen3_trn.models.hf.layout import layout_of
+from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
 from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
 from torchtitan_qwen3_trn.models.qwen3.spec import expected_first_loss, model_config
@@ -47,8 +51,8 @@ def main() -> int:
     expected = expected_first_loss(arch)
     torch.manual_seed(args.seed)
     began = time.perf_counter()
-    model = _initialised(arch)
-    print(f"{args.flavor}: initialised in {time.perf_counter() - began:.0f} s")
+    model = _in_bfloat16(*BUILDERS[args.backend](arch))
+    print(f"{args.flavor}, {args.backend}: initialised in {time.perf_counter() - began:.0f} s")
     print(f"expected first loss {expected:.4f} = ln({arch.vocab_size}) + {arch.init_std}^2 x {arch.dim} / 2")
 
     rows = {"random tokens": _random_tokens(arch, args.seq_len), "bundled text": _text_tokens(arch, args.seq_len)}
@@ -67,30 +71,56 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--flavor", default="4B-Instruct-2507")
+    parser.add_argument("--backend", choices=BUILDERS, default="native")
     parser.add_argument("--seq_len", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
-def _initialised(arch: Architecture) -> Qwen3Model:
-    """The model in bfloat16 (rotary cache float32) with its own random weights, without its output projection."""
+def _native(arch: Architecture) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
+    """torchtitan's model on meta; its embedding; its layers and final norm."""
     config = model_config(arch)
     for layer in config.layers:
         layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
     with torch.device("meta"):
         model = config.build()
-    model.to(torch.bfloat16).to_empty(device="cpu")
+    return model, model.tok_embeddings, [*model.layers.values(), model.norm]
+
+
+def _huggingface(arch: Architecture) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
+    """Transformers' model on meta; its embedding; its layers and final norm."""
+    hf_config = from_architecture(arch)
+    skeleton = build_on_meta(hf_config, document_mask=False, experts="eager")
+    config = HFModel.Config(
+        architecture=hf_config,
+        layout=layout_of(skeleton),
+        tensor_parallel_plan={},
+        vocab_size=arch.vocab_size,
+        document_mask=False,
+    )
+    with torch.device("meta"):
+        model = config.build()
+    return model, model.model.embed_tokens, [*model.layers, model.model.norm]
+
+
+BUILDERS = {"native": _native, "huggingface_v5": _huggingface}
+
+
+def _in_bfloat16(model: nn.Module, embedding: nn.Module, modules: list[nn.Module]) -> nn.Module:
+    """``model`` with its own random weights in bfloat16 (rotary cache float32), without its output projection."""
+    _cast(model, torch.bfloat16)
+    model.to_empty(device="cpu")
     with torch.no_grad():
         model.init_states(buffer_device=torch.device("cpu"))
     model._skip_lm_head = True
-    model.tok_embeddings.register_forward_hook(lambda _module, _args, out: out.float())
-    for module in (*model.layers.values(), model.norm):
+    embedding.register_forward_hook(lambda _module, _args, out: out.float())
+    for module in modules:
         module.register_forward_pre_hook(lambda module, _args: _cast(module, torch.float32))
         module.register_forward_hook(lambda module, _args, _out: _cast(module, torch.bfloat16))
     return model.eval()
 
 
-def _cast(module: torch.nn.Module, dtype: torch.dtype) -> None:
+def _cast(module: nn.Module, dtype: torch.dtype) -> None:
     """Parameters only: the rotary cache has to stay float32."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -110,7 +140,7 @@ def _text_tokens(arch: Architecture, seq_len: int) -> torch.Tensor:
     return torch.tensor(ids[: seq_len + 1]) % arch.vocab_size
 
 
-def _measured(model: Qwen3Model, hidden_LD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def _measured(model: nn.Module, hidden_LD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Per position: loss over independent targets, loss of the next token, logit of the input token; ``(3, L)``.
 
     Goes through the vocabulary in parts, so that no more than L x `CHUNK` logits exist at a time.

@@ -1,8 +1,8 @@
 """The plugin route against stock's ``Trainer`` wired by hand: steps per second, and start to first step.
 
 The hand-wired run has the same model, data and settings, the CPU device module and the SDPA override, and nothing
-else of this package. Both compute in float32, which any CPU does at full speed. Runs alternate; medians of paired
-ratios are printed.
+else of this package. Both compute in float32, which any CPU does at full speed. The two run at the same time, each on
+a core of its own, and change cores with every pair; medians of paired ratios are printed.
 
     python benchmarks/route_overhead.py [PAIRS] [STEPS]
 """
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 JOB = """
@@ -99,13 +100,17 @@ def hand_wired(steps: int) -> None:
     train.main()
 
 
-def measure(command: list[str], cwd: str, steps: int) -> tuple[float, float]:
-    """Seconds from start to the first step, and steps per second after it."""
-    port = 29500 + os.getpid() % 400
+def start(command: list[str], cwd: str, core: int) -> subprocess.Popen[str]:
+    """``command`` on one core, with the environment a launcher gives a single rank."""
     env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PYTHONUNBUFFERED": "1"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + os.getpid() % 400 + core), "OMP_NUM_THREADS": "1"}
+    pinned = ["taskset", "--cpu-list", str(core), *command]
+    return subprocess.Popen(pinned, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def measure(process: subprocess.Popen[str], steps: int) -> tuple[float, float]:
+    """Seconds from start to the first step, and steps per second by the median step after it."""
     began, times = time.perf_counter(), {}
-    process = subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     log = []
     for line in process.stdout or []:
         log.append(line)
@@ -114,24 +119,30 @@ def measure(command: list[str], cwd: str, steps: int) -> tuple[float, float]:
             times[int(found[1])] = time.perf_counter()
     if process.wait() or steps not in times:
         sys.exit("".join(log))
-    return times[1] - began, (steps - 1) / (times[steps] - times[1])
+    return times[1] - began, 1 / statistics.median(times[step + 1] - times[step] for step in range(1, steps))
+
+
+def side_by_side(ours: list[str], stock: list[str], cwd: str, core: int, steps: int) -> list[tuple[float, float]]:
+    """``measure`` of both commands while they run together, ``ours`` on ``core`` (0 or 1), ``stock`` on the other."""
+    processes = [start(ours, cwd, core), start(stock, cwd, 1 - core)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda process: measure(process, steps), processes))
 
 
 def main() -> None:
-    """Alternate both runs and print the ratios."""
+    """Run both side by side and print the ratios."""
     pairs, steps = (int(text) for text in (sys.argv[1:] + ["5", "30"][len(sys.argv) - 1 :])[:2])
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.toml")
         job.write_text(JOB.format(steps=steps))
         plugin = [sys.executable, "-m", "torchtitan.train", "--job.config_file", str(job)]
         by_hand = [sys.executable, __file__, "--hand-wired", str(steps)]
-        measure(plugin, folder, steps)
-        rows = [(measure(plugin, folder, steps), measure(by_hand, folder, steps)) for _ in range(pairs)]
+        rows = [side_by_side(plugin, by_hand, folder, pair % 2, steps) for pair in range(pairs)]
     speed = [ours[1] / stock[1] for ours, stock in rows]
-    start = [ours[0] - stock[0] for ours, stock in rows]
+    delay = [ours[0] - stock[0] for ours, stock in rows]
     print(f"steps per second, plugin route / hand-wired: {statistics.median(speed):.4f} (median of {pairs})")
     print(f"  each: {', '.join(f'{ratio:.3f}' for ratio in speed)}")
-    print(f"start to first step, plugin route - hand-wired: {statistics.median(start):+.2f} s (median of {pairs})")
+    print(f"start to first step, plugin route - hand-wired: {statistics.median(delay):+.2f} s (median of {pairs})")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ mode = "none"
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first, so that no worker is left with one when the others are done."""
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "rehearsal" not in item.nodeid))
+
+
 @dataclass
 class Outcome:
     """What parsing a command line gave: a configuration, or an exit status and what was printed."""

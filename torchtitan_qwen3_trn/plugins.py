@@ -104,14 +104,17 @@ class ActivePlugins:
         with self._named_failures(hook):
             return getattr(self.manager.hook, hook)(**arguments)
 
-    def call_each(self, hook: str, **arguments: Any) -> list[tuple[LoadedPlugin, Any]]:
-        """Call ``hook`` on one plugin after the other and keep whose result is whose; raises as :meth:`call`."""
+    def call_each(self, hook: str, **arguments: Any) -> list[tuple[LoadedPlugin, list[Any]]]:
+        """Call ``hook``, which returns a list, on one plugin after the other and keep whose result is whose.
+
+        Raises as :meth:`call`, and `JobError` for a result that is no list.
+        """
         results = []
         for plugin in self.loaded:
             others = [other.module for other in self.loaded if other is not plugin]
             with self._named_failures(hook):
                 found = self.manager.subset_hook_caller(hook, others)(**arguments)
-            results += [(plugin, result) for result in found]
+            results += [(plugin, _listed(result, hook, plugin)) for result in found]
         return results
 
     @contextlib.contextmanager
@@ -135,6 +138,13 @@ class ActivePlugins:
                     return plugin
             trace = trace.tb_next
         return None
+
+
+def _listed(result: Any, hook: str, plugin: LoadedPlugin) -> list[Any]:
+    if isinstance(result, (list, tuple)):
+        return list(result)
+    what = f"its hook {hook} returned {type(result).__name__}, not a list"
+    raise JobError([Problem(str(plugin.installed), what, "see torchtitan_qwen3_trn/hooks.py")])
 
 
 def installed_plugins() -> dict[str, list[InstalledPlugin]]:

@@ -22,9 +22,9 @@ def test_moe_example_trains_on_the_cpu_with_a_falling_loss(tmp_path):
     assert len(run.losses) >= 10
     # 64 tokens in each of 4 rows make a step's loss scatter by about 0.1.
     assert sum(run.losses[step] for step in range(16, 21)) / 5 < run.losses[1] - 0.4
-    assert run.log.count("[Override]") == 8
+    assert run.log.count("[Override]") == 20
     assert "plugins" in run.log
-    assert "qwen3, sdpa, gather-free-rope" in run.log
+    assert "qwen3, sdpa, nki-rope, nki-moe" in run.log
 
 
 def test_without_autoload_the_module_form_still_trains(tmp_path):
@@ -119,17 +119,3 @@ def test_bad_job_under_a_launcher_speaks_once_and_leaves_nothing(write_job, tmp_
     assert run.log.count("Traceback") == 1
     assert "ChildFailedError" in run.log.split("Traceback")[1]
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
-
-
-def test_64_rank_rehearsal_trains_the_full_size_4b_within_12_gb(tmp_path):
-    run = train(
-        "--job.config_file", EXAMPLES / "qwen3_4b_native.toml", "--job.profile", "neuron",
-        "--comm.mode", "fake_backend", "--training.seq_len", "256", "--training.steps", "1",
-        # bfloat16 matmuls are several times slower than float32 on a CPU without instructions for them.
-        "--training.mixed_precision_param", "float32",
-        cwd=tmp_path, environment={"NGPU": "64", "OMP_NUM_THREADS": "2"},
-    )  # fmt: skip
-    assert run.status == 0, run.log
-    assert "4,022,468,096 total" in run.log
-    peak = float(run.log.split("memory:")[1].split("GiB")[0])
-    assert peak * 2**30 < 12e9

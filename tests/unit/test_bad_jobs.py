@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from conftest import TINY_MODEL
 
 # (lines put in, words the message must contain)
@@ -127,6 +131,74 @@ def test_unreadable_file_is_reported(parse, tmp_path, content, words):
     assert outcome.status == 2
     assert words in outcome.message
     assert str(path) in outcome.message
+
+
+def test_byte_order_mark_is_no_part_of_the_job(parse, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + TINY_MODEL.encode())
+    assert parse("--job.config_file", path).status is None
+
+
+def test_two_job_files_are_refused(parse, write_job):
+    job = write_job(base=TINY_MODEL)
+    outcome = parse("--job.config_file", job, f"--job.config-file={job}")
+    assert outcome.status == 2
+    assert "--job.config_file: is given more than once" in outcome.message
+
+
+def test_word_for_true_is_corrected_to_what_toml_has(parse_job):
+    outcome = parse_job('[checkpoint]\nenable = "yes"\n')
+    assert 'found the string "yes"; write true without quotes' in outcome.message
+
+
+def test_text_without_the_field_text_is_reported(parse_job, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.json").write_text('{"body": "once"}\n')
+    outcome = parse_job(f'[dataloader]\ndataset_path = "{tmp_path}/text"\n')
+    assert outcome.status == 2
+    assert f"dataloader.dataset_path: the records of {tmp_path}/text/a.json have no field text but body" in (
+        outcome.message
+    )
+
+
+def test_broken_tokenizer_is_named(parse_job, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    outcome = parse_job(base=TINY_MODEL.replace("[model]", f'[model]\nhf_assets_path = "{tmp_path}"'))
+    assert outcome.status == 2
+    assert f"{tmp_path}/tokenizer.json cannot be read" in outcome.message
+
+
+def test_dump_folder_below_a_file_is_reported(parse_job, tmp_path):
+    outcome = parse_job(f"[job]\ndump_folder = '{tmp_path}/job.toml/out'\n")
+    assert outcome.status == 2
+    assert f"job.dump_folder: {tmp_path}/job.toml is a file" in outcome.message
+
+
+def test_folder_that_is_closed_to_this_user_is_reported(parse_job, tmp_path, monkeypatch):
+    closed = tmp_path / "out" / "checkpoint"
+    closed.mkdir(parents=True)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed and access(path, mode))
+    outcome = parse_job(f"[job]\ndump_folder = '{tmp_path}/out'\n[checkpoint]\nenable = true\n")
+    assert outcome.status == 2
+    assert f"checkpoint.folder: this user may not write to {closed}" in outcome.message
+
+
+def test_checkpoint_of_another_model_is_not_resumed(parse_job, tmp_path):
+    job = f"[job]\ndump_folder = '{tmp_path}/out'\n[checkpoint]\nenable = true\n"
+    with torch.device("meta"):
+        model = parse_job(job).config.model_spec.model.build()
+    tensors = {name: torch.zeros(value.shape) for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    step = tmp_path / "out/checkpoint/step-1"
+    dcp.save({**tensors, "train_state": torch.zeros(1)}, checkpoint_id=str(step), no_dist=True)
+    assert parse_job(job).status is None
+    outcome = parse_job(job, base=TINY_MODEL.replace("hidden_dim = 128", "hidden_dim = 256"))
+    assert outcome.status == 2
+    assert f"checkpoint.folder: {step} is of another model: layers.0.feed_forward" in outcome.message
+    outcome = parse_job(job, base=TINY_MODEL.replace("n_layers = 2", "n_layers = 3"))
+    assert "layers.2.attention" in outcome.message
+    assert "(absent, the job wants" in outcome.message
+    assert " more" in outcome.message
 
 
 def test_job_file_and_module_do_not_go_together(parse, write_job):

@@ -140,6 +140,20 @@ def test_failure_inside_a_hook_names_plugin_and_hook(parse_job, install_plugin):
         parse_job('[plugins]\nenable = ["faulty"]\n')
 
 
+def test_hook_that_returns_no_list_is_reported(parse_job, install_plugin):
+    source = """
+        from torchtitan_qwen3_trn.hooks import hookimpl
+
+        @hookimpl
+        def node_overrides(config):
+            return 5
+    """
+    install_plugin("five", source)
+    outcome = parse_job('[plugins]\nenable = ["five"]\n')
+    assert outcome.status == 2
+    assert "plugin five (five-dist 1.2.3): its hook node_overrides returned int, not a list" in outcome.message
+
+
 def test_problems_of_check_job_end_the_job(parse_job, install_plugin):
     install_plugin(
         "strict",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from torchtitan_qwen3_trn.errors import Problem
 
+logger = logging.getLogger(__name__)
+
 _STEP = re.compile(r"step-(\d+)")
 _TRAIN_STATE = "train_state"
+_LISTED = 5
 
 
 def check_checkpoint_folders(config: Any) -> list[Problem]:
@@ -26,12 +32,46 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
         return []
     folder = Path(config.dump_folder, checkpoint.folder)
     newest = newest_checkpoint(folder, checkpoint.load_step)
+    _say_what_is_ignored(folder, newest)
     if newest is not None:
         return _obstacles(newest, folder)
     source = checkpoint.initial_load_path
     if source and "://" not in source and not Path(source).is_dir():
         return [Problem("checkpoint.initial_load_path", f"{source} is not a folder", "name the checkpoint's folder")]
     return []
+
+
+def check_resumed_model(config: Any) -> list[Problem]:
+    """Report parameters of the job's model that the checkpoint it resumes from lacks or holds in another shape."""
+    checkpoint = config.checkpoint
+    if not checkpoint.enable or "://" in checkpoint.folder + config.dump_folder:
+        return []
+    folder = Path(config.dump_folder, checkpoint.folder)
+    newest = newest_checkpoint(folder, checkpoint.load_step)
+    if newest is None or not (newest / ".metadata").is_file():
+        return []
+    metadata = FileSystemReader(newest).read_metadata().state_dict_metadata
+    saved = {name: list(entry.size) for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+    with torch.device("meta"):
+        state = config.model_spec.model.build().state_dict(keep_vars=True)
+    tied = {id(state[name]) for name in saved if name in state}
+    different = [
+        f"{name} ({saved.get(name, 'absent')}, the job wants {list(value.shape)})"
+        for name, value in state.items()
+        if (saved[name] != list(value.shape) if name in saved else id(value) not in tied)
+    ]
+    if not different:
+        return []
+    more = f" and {len(different) - _LISTED} more" if len(different) > _LISTED else ""
+    what = f"{newest} is of another model: {', '.join(different[:_LISTED])}{more}"
+    return [Problem("checkpoint.folder", what, "restore the model of that run, or choose another job.dump_folder")]
+
+
+def _say_what_is_ignored(folder: Path, newest: Path | None) -> None:
+    """torchtitan passes over a checkpoint whose saving was interrupted, and later writes over it."""
+    steps = [path for path in folder.glob("step-*") if path.is_dir()]
+    for path in steps if newest is None else ():
+        logger.warning("%s is incomplete (no .metadata), so it is not resumed from", path)
 
 
 def newest_checkpoint(folder: Path, load_step: int) -> Path | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +57,13 @@ def check_config(config: PluginTrainer.Config, machine: Machine, known: set[str]
         problems += _world_size(config, machine)
         problems += _batches(config, machine)
         problems += _sequence(config)
-    problems += [*_folders(config), *_data(config), *_device(config, machine), *check_checkpoint_folders(config)]
+    problems += [
+        *_folders(config),
+        *_output_folders(config),
+        *_data(config),
+        *_device(config, machine),
+        *check_checkpoint_folders(config),
+    ]
     return [problem for problem in problems if problem.where not in known]
 
 
@@ -194,12 +202,36 @@ def _folders(config: Any) -> list[Problem]:
     where, path = "model.hf_assets_path", Path(config.hf_assets_path)
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
-        fix = "download the tokenizer there (README, 'Published weights'), or leave the key out for the bundled one"
+        fix = "download the tokenizer there (README, 'Weights in and out'), or leave the key out for the bundled one"
         return [Problem(where, f"{path} {what}", fix)]
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         what = f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})"
         return [Problem(where, what, "put the checkpoint's tokenizer.json and tokenizer_config.json there")]
+    tokenizer = path / "tokenizer.json"
+    try:
+        if tokenizer.is_file():
+            json.loads(tokenizer.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [Problem(where, f"{tokenizer} cannot be read: {error}", "download it again")]
     return []
+
+
+def _output_folders(config: Any) -> list[Problem]:
+    """Folders that a run creates or writes to: nothing on their way may be a file or closed to this user."""
+    wanted = [("job.dump_folder", config.dump_folder)]
+    if config.checkpoint.enable:
+        wanted.append(("checkpoint.folder", str(Path(config.dump_folder, config.checkpoint.folder))))
+    problems = []
+    for where, folder in wanted:
+        if not folder or "://" in folder:
+            continue
+        path = Path(folder).absolute()
+        there = next(each for each in (path, *path.parents) if each.exists())
+        if not there.is_dir():
+            problems.append(Problem(where, f"{there} is a file", "choose a folder"))
+        elif not os.access(there, os.W_OK | os.X_OK):
+            problems.append(Problem(where, f"this user may not write to {there}", "choose another folder"))
+    return problems[:1]
 
 
 def _data(config: Any) -> list[Problem]:
@@ -217,8 +249,27 @@ def _data(config: Any) -> list[Problem]:
                 fix = (f"did you mean {close[0]!r}? " if close else "") + f"known are {sorted(DATASETS)}"
                 problems.append(Problem(f"{where}.dataset", f"no dataset is called {source.dataset!r}", fix))
             elif name == "c4_test" and source.dataset_path and not Path(source.dataset_path).exists():
-                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} does not exist"))
+                fix = "name a folder of JSON-lines files, or leave the key out for the bundled text"
+                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} does not exist", fix))
+            elif name == "c4_test" and source.dataset_path:
+                problems += _text_fields(f"{where}.dataset_path", Path(source.dataset_path))
     return problems
+
+
+def _text_fields(where: str, folder: Path) -> list[Problem]:
+    """A look at the first record of the first JSON file: torchtitan reads the field ``text``."""
+    first = next(iter(sorted(folder.glob("*.json*"))), None)
+    if first is None or first.suffix not in (".json", ".jsonl"):
+        return []
+    try:
+        with first.open(encoding="utf-8") as lines:
+            record = json.loads(next(lines, "null"))
+    except (OSError, ValueError):
+        return []  # one document over many lines, or another form that the dataset library may know
+    if not isinstance(record, dict) or "text" in record:
+        return []
+    what = f"the records of {first} have no field text but {', '.join(sorted(record))[:200]}"
+    return [Problem(where, what, 'every line is one document, such as {"text": "Once upon a time ..."}')]
 
 
 def _device(config: Any, machine: Machine) -> list[Problem]:

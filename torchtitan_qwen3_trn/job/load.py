@@ -99,6 +99,11 @@ def flag_value(args: list[str], name: str) -> str | None:
     return value
 
 
+def flag_count(args: list[str], name: str) -> int:
+    """How often ``args`` gives the flag ``name``."""
+    return sum(arg.partition("=")[0].replace("-", "_") == "__" + name.replace("-", "_") for arg in args)
+
+
 def is_rank_zero() -> bool:
     """Whether this process speaks for the job: rank 0, or not started by a launcher."""
     return os.environ.get("RANK", "0") == "0"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from torchtitan.config.manager import ConfigManager
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.load import LoadedJob, flag_value, is_rank_zero, load_job
+from torchtitan_qwen3_trn.job.load import LoadedJob, flag_count, flag_value, is_rank_zero, load_job
 from torchtitan_qwen3_trn.job.options import TOP_LEVEL_HOMES
 
 logger = logging.getLogger(__name__)
@@ -89,10 +89,18 @@ def end_with(error: JobError) -> NoReturn:
     raise SystemExit(EXIT_STATUS) from None
 
 
+def is_command_line() -> bool:
+    """Whether this process is ``python -m torchtitan.train``, whose user wants a message and no traceback."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name == "torchtitan.train"
+
+
 def _refuse_contradictions(path: str | None, args: list[str]) -> None:
     problems = []
     if not path:
         problems.append(Problem("--job.config_file", "needs a file", "for instance examples/qwen3_moe.toml"))
+    elif flag_count(args, JOB_FLAG) > 1:
+        problems.append(Problem("--job.config_file", "is given more than once", "a run has one job file"))
     problems += [
         Problem(f"--{flag}", "cannot be combined with --job.config_file", "use one or the other")
         for flag in ("module", "config")

@@ -79,7 +79,7 @@ def lay_over(table: Table, overlay: Table) -> tuple[Table, list[str]]:
 
 def _parse(path: Path) -> Table:
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")  # some editors put a byte-order mark in front
     except FileNotFoundError:
         raise _unreadable(path, "no such file", f"looked in {path.absolute().parent}") from None
     except IsADirectoryError:

@@ -156,6 +156,9 @@ def _suggest_value(hint: Any, raw: Any) -> str:
     if get_origin(hint) is Literal and isinstance(raw, str):
         close = difflib.get_close_matches(raw, [str(value) for value in get_args(hint)], n=1)
         return f"did you mean {close[0]!r}?" if close else ""
-    if isinstance(raw, str) and hint in (int, float, bool):
+    if isinstance(raw, str) and hint is bool:
+        truth = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
+        return f"write {truth[raw.lower()]} without quotes" if raw.lower() in truth else ""
+    if isinstance(raw, str) and hint in (int, float):
         return f"write {raw} without quotes" if raw.strip().lstrip("-").replace(".", "", 1).isalnum() else ""
     return ""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import TINY_MODEL
 from hf_checkpoints import write_checkpoint
 
 from torchtitan_qwen3_trn.models.hf.config import from_architecture
-from torchtitan_qwen3_trn.models.qwen3.architecture import differences, with_changes
+from torchtitan_qwen3_trn.models.qwen3.architecture import Yarn, differences
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config
 
@@ -52,7 +53,7 @@ def test_a_flavor_is_the_same_architecture_on_both_routes(name):
 
 
 def test_yarn_survives_the_conversion():
-    arch = with_changes(flavor("0.6B"), {"yarn": {"factor": 4.0, "original_max_position_embeddings": 32768}})
+    arch = replace(flavor("0.6B"), yarn=Yarn(factor=4.0, original_max_position_embeddings=32768))
     back = from_hf_config({**from_architecture(arch).to_dict(), "architectures": None})
     assert back.yarn is not None
     assert back.yarn.factor == 4.0

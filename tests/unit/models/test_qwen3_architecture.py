@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn, differences, with_changes
+from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, differences, with_changes
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
 from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss, parameter_counts
@@ -272,12 +272,6 @@ def test_changes_reach_single_fields():
     assert with_changes(FLAVORS["30B-A3B"], {"num_experts": 0}).moe_layers == 0
 
 
-def test_a_yarn_table_is_laid_over_what_is_there():
-    stretched = with_changes(FLAVORS["4B"], {"yarn": {"factor": 4, "original_max_position_embeddings": 32768}})
-    assert stretched.yarn == Yarn(factor=4.0, original_max_position_embeddings=32768)
-    assert with_changes(stretched, {"yarn": {"factor": 2.0}}).yarn == replace(stretched.yarn, factor=2.0)
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "where", "says"),
     [
@@ -297,14 +291,6 @@ def test_a_yarn_table_is_laid_over_what_is_there():
         ("30B-A3B", {"mlp_only_layers": [0], "hidden_dim": 0}, "hidden_dim", "1 dense layers"),
         ("30B-A3B", {"mlp_only_layers": [48]}, "mlp_only_layers", "count from 0 to 47"),
         ("30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers", "a list of whole numbers"),
-        ("4B", {"yarn": 4.0}, "yarn", "[model.yarn]"),
-        ("4B", {"yarn": {"factor": 4.0}}, "yarn", "original_max_position_embeddings missing"),
-        (
-            "4B",
-            {"yarn": {"factor": 4.0, "original_max_position_embeddings": 32768, "beta": 1}},
-            "yarn.beta",
-            "did you mean",
-        ),
     ],
     ids=str,
 )

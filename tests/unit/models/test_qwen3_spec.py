@@ -8,6 +8,7 @@ from torchtitan.models.common import CosSinRoPE
 from torchtitan.models.qwen3 import Qwen3StateDictAdapter as StockAdapter
 from torchtitan.models.qwen3 import model_registry, qwen3_configs
 
+from torchtitan_qwen3_trn.models.qwen3 import spec
 from torchtitan_qwen3_trn.models.qwen3.architecture import Yarn
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS
 from torchtitan_qwen3_trn.models.qwen3.rope import YarnCosSinRoPE
@@ -46,12 +47,16 @@ def test_the_comparison_sees_initialisation_and_rotary_differences():
     assert comparable(model_config(arch, load_balance_coeff=1e-2)) != stock
 
 
-def test_the_spec_is_stocks_but_for_the_adapter():
+def test_the_spec_is_stocks_but_for_the_adapter(monkeypatch):
     ours, stock = model_spec(FLAVORS["debugmodel"], flavor="debugmodel"), model_registry("debugmodel")
     assert issubclass(ours.state_dict_adapter, StockAdapter)
     for field in fields(stock):
-        if field.name not in ("model", "state_dict_adapter"):
+        if field.name not in ("model", "state_dict_adapter", "parallelize_fn"):
             assert getattr(ours, field.name) == getattr(stock, field.name), field.name
+    assert spec.parallelize_qwen3 is stock.parallelize_fn
+    monkeypatch.setattr(spec, "parallelize_qwen3", lambda model, **options: (model, options))
+    model = torch.nn.Identity()
+    assert ours.parallelize_fn(model, parallel_dims=3) == (model, {"parallel_dims": 3})
 
 
 @pytest.mark.parametrize("name", ["debugmodel", "debugmodel_moe", "0.6B", "4B-Instruct-2507", "30B-A3B", "235B-A22B"])

@@ -140,7 +140,9 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
         problems.append(Problem("config.json: quantization_config", what, "use the unquantized checkpoint"))
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
-        what = "missing" if kind is None else f"{json.dumps(kind)} is no architecture of the installed Transformers"
+        if kind is None:
+            return [*problems, Problem("config.json: model_type", "missing", 'for instance "model_type": "qwen3"')]
+        what = f"{json.dumps(kind)} is no architecture of the installed Transformers"
         close = nearest(str(kind), list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))[:3]
         problems.append(Problem("config.json: model_type", what, f"the nearest are {', '.join(close)}"))
     elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not problems:

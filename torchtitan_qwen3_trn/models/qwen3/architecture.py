@@ -218,14 +218,14 @@ def with_changes(arch: Architecture, changes: Mapping[str, Any]) -> Architecture
 
     Args:
         arch: where to start from.
-        changes: field name to new value; ``yarn`` takes a mapping of `Yarn` fields, laid over those present.
+        changes: field name to new value; `Architecture.yarn` comes from ``config.json`` only.
 
     Raises:
         JobError: unknown fields, wrong types, and combinations that cannot be built, all at once, each with
             ``where="model.<field>"``.
     """
     problems: list[Problem] = []
-    converted = _convert(arch, changes, problems)
+    converted = conversion(Architecture, changes, "model", problems)
     if not problems:
         arch = replace(arch, **converted)
         problems = [Problem(f"model.{name}", what, fix) for name, what, fix in inconsistencies(arch)]
@@ -233,23 +233,6 @@ def with_changes(arch: Architecture, changes: Mapping[str, Any]) -> Architecture
     if problems:
         raise JobError(problems)
     return arch
-
-
-def _convert(arch: Architecture, changes: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    values = {key: value for key, value in changes.items() if key != "yarn"}
-    converted = conversion(Architecture, values, "model", problems)
-    if isinstance(yarn := changes.get("yarn"), Mapping):
-        inner = conversion(Yarn, yarn, "model.yarn", problems)
-        if arch.yarn is not None:
-            converted["yarn"] = replace(arch.yarn, **inner)
-        elif missing := {"factor", "original_max_position_embeddings"} - set(yarn):
-            names = " and ".join(sorted(missing))
-            problems.append(Problem("model.yarn", f"{names} missing", "YaRN needs both"))
-        elif len(inner) == len(yarn):
-            converted["yarn"] = Yarn(**inner)
-    elif "yarn" in changes:
-        problems.append(Problem("model.yarn", f"{yarn!r} is not a table", "write [model.yarn] with factor = 4.0"))
-    return converted
 
 
 def _pointless_changes(arch: Architecture, changed: set[str]) -> list[Problem]:

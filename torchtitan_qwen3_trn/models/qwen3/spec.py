@@ -34,6 +34,7 @@ from torchtitan_qwen3_trn.models.qwen3.balanced import (
 from torchtitan_qwen3_trn.models.qwen3.rope import YarnCosSinRoPE
 from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss, parameter_counts
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan_qwen3_trn.overrides.qk_norm_rope import link
 
 __all__ = ["expected_first_loss", "model_config", "model_spec", "parameter_counts"]
 
@@ -66,11 +67,17 @@ def model_spec(
         name="qwen3",
         flavor=flavor,
         model=model_config(arch, load_balance_coeff=load_balance_coeff),
-        parallelize_fn=parallelize_qwen3,
+        parallelize_fn=parallelize,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=register_moe_load_balancing_hook,
         state_dict_adapter=Qwen3StateDictAdapter,
     )
+
+
+def parallelize(model: nn.Module, **options: Any) -> nn.Module:
+    """torchtitan's `parallelize_qwen3`, after modules that work together have found each other."""
+    link(model)
+    return parallelize_qwen3(model, **options)
 
 
 def model_config(arch: Architecture, *, load_balance_coeff: float | None = 1e-3) -> Qwen3Model.Config:

@@ -1,0 +1,153 @@
+"""One declaration per operator: the same on every device, and honest about kernels that are not there."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from torchtitan_qwen3_trn.kernels.experts import block_plan, experts
+from torchtitan_qwen3_trn.kernels.limits import JobSize, Limit, violations
+from torchtitan_qwen3_trn.kernels.nkilib_rope import nkilib_rope
+from torchtitan_qwen3_trn.kernels.operator import KernelUnavailableError, Operator
+from torchtitan_qwen3_trn.kernels.qk_norm_rope import qk_norm_rope
+from torchtitan_qwen3_trn.kernels.rope import rope
+
+
+def rope_arguments() -> tuple:
+    q, k = torch.randn(2, 6, 4, 8, requires_grad=True), torch.randn(2, 6, 2, 8, requires_grad=True)
+    return q, k, torch.randn(1, 6, 8)
+
+
+def qk_norm_rope_arguments() -> tuple:
+    q, k, table = rope_arguments()
+    return q, k, torch.rand(8, requires_grad=True), torch.rand(8, requires_grad=True), table, 1e-6
+
+
+def experts_arguments() -> tuple:
+    shapes = ((9, 6), (3, 5, 6), (3, 6, 5), (3, 5, 6))
+    tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    return (*tensors, *block_plan(torch.tensor([4, 0, 3]), 9, 4))
+
+
+CASES = {
+    "rope": (rope, rope_arguments),
+    "nkilib_rope": (nkilib_rope, rope_arguments),
+    "qk_norm_rope": (qk_norm_rope, qk_norm_rope_arguments),
+    "experts": (experts, experts_arguments),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    torch.manual_seed(0)
+    operator, arguments = CASES[request.param]
+    return operator, arguments()
+
+
+def gradients(function, arguments) -> list[torch.Tensor]:
+    leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
+    outputs = [x for x in function(*arguments) if x.requires_grad]
+    return list(torch.autograd.grad([x.square().sum() for x in outputs], leaves))
+
+
+def test_custom_operator_passes_the_checks_of_torch_library(case):
+    operator, arguments = case
+    torch.library.opcheck(operator._portable, arguments)
+
+
+def test_backward_operators_declare_their_results(case):
+    """`opcheck` of the forward operator only reaches them through autograd; shapes of theirs are checked here."""
+    operator, arguments = case
+    seen = []
+    for backward in operator.backward:
+        original = backward._portable
+
+        def checked(*args, original=original):
+            results = original(*args)
+            with torch._subclasses.FakeTensorMode() as mode:
+                fakes = original(*[mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args])
+            seen.append([(x.shape, x.dtype, x.stride()) for x in results])
+            assert seen[-1] == [(x.shape, x.dtype, x.stride()) for x in fakes]
+            return results
+
+        backward._portable = checked
+    try:
+        gradients(operator, arguments)
+    finally:
+        for backward in operator.backward:
+            backward._portable = getattr(torch.ops.torchtitan_qwen3_trn, backward.name.split("::")[1])
+    assert len(seen) == len(operator.backward) > 0
+
+
+@pytest.mark.parametrize("wrapped", ["compiled in one graph", "checkpointed"])
+def test_gradients_survive_compilation_and_checkpointing(case, wrapped):
+    operator, arguments = case
+    expected = gradients(operator, arguments)
+    if wrapped == "checkpointed":
+        actual = gradients(lambda *args: checkpoint(operator, *args, use_reentrant=False), arguments)
+    else:
+        actual = gradients(torch.compile(lambda *args: operator(*args), fullgraph=True, backend="aot_eager"), arguments)
+    for one, other in zip(expected, actual, strict=True):
+        assert torch.equal(one, other)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def declare(name: str, **others) -> Operator:
+    return Operator(
+        name=f"tests_operator::{name}",
+        reference=double,
+        fake=torch.empty_like,
+        kernel="no_such_module:kernel",
+        **others,
+    )
+
+
+def test_missing_kernel_is_an_error_that_names_it():
+    with pytest.raises(KernelUnavailableError, match=r"no_such_module:kernel cannot be used: No module named"):
+        declare("strict").prepare()
+
+
+def test_agreed_fall_back_includes_backward_and_is_logged_once(caplog):
+    backward = declare("lenient_backward")
+    operator = declare("lenient", backward=(backward,))
+    with caplog.at_level(logging.WARNING):
+        operator.fall_back("no tiles")
+        operator.fall_back("no tiles")
+    operator.prepare()  # has nothing left to look for
+    backward.prepare()
+    (record,) = caplog.records
+    assert record.getMessage() == "tests_operator::lenient runs as PyTorch operators on Neuron: no tiles"
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "cores", "nearest"),
+    [
+        (Limit(size="L", multiple_of=128, per_core=True, reason=""), 256, 2, 256),
+        (Limit(size="L", multiple_of=128, per_core=True, reason=""), 300, 1, 256),
+        (Limit(size="L", multiple_of=128, per_core=True, reason=""), 320, 1, 384),
+        (Limit(size="L", multiple_of=128, per_core=True, reason=""), 300, 2, 256),
+        (Limit(size="L", multiple_of=128, per_core=True, reason=""), 1, 2, 256),
+        (Limit(size="S", multiple_of=128, at_most=512, reason=""), 4096, 1, 512),
+        (Limit(size="H", multiple_of=2, at_most=255, reason=""), 900, 1, 254),
+        (Limit(size="H", at_least=8, reason=""), 3, 1, 8),
+    ],
+)
+def test_nearest_allowed_value(limit, value, cores, nearest):
+    assert limit.nearest(value, cores=cores) == nearest
+    assert limit.nearest(nearest, cores=cores) == nearest
+
+
+def test_violation_names_key_value_reason_and_nearest_value():
+    limit = Limit(size="L", multiple_of=128, per_core=True, reason="tiles of 128 positions")
+    sizes = {"L": JobSize("training.seq_len", 300), "H": JobSize("model.head_dim", 3)}
+    (problem,) = violations("rope", (limit,), sizes, cores=2)
+    assert str(problem) == (
+        "training.seq_len: 300 does not fit the rope kernel: tiles of 128 positions; the nearest that does is 256"
+    )
+    assert violations("rope", (limit,), {"H": JobSize("model.head_dim", 3)}, cores=2) == []

@@ -1,0 +1,312 @@
+"""Grouped SwiGLU experts: every routed token through its own expert, none dropped, all shapes static.
+
+Shape suffixes: R rows (routed tokens, sorted by expert, then rows that belong to no expert), D model dimension, F
+hidden dimension of an expert, E experts, N blocks, S rows of a block.
+
+With W1, W3 ``(F, D)`` and W2 ``(D, F)`` of a row's expert, as in torchtitan's `GroupedExperts` (arXiv 2002.05202)::
+
+    g = x W1^T      u = x W3^T      h = silu(g) u                 y = h W2^T
+    dh = dy W2      du = dh silu(g) dg = dh u silu'(g)            dx = dg W1 + du W3
+    dW1 = dg^T x    dW3 = du^T x    dW2 = dy^T h                  silu'(g) = s (1 + g (1 - s)),  s = sigmoid(g)
+
+Products are accumulated in float32 and what is stored is rounded once to the dtype of ``x``, but ``dx``, a sum of two
+products, twice by the reference; silu and its neighbours are computed in float32 from the stored g and u. Rows past the
+last expert's come out as zeros in ``y`` and ``dx`` and contribute to nothing, whatever they hold.
+
+Kernels work in blocks of S rows that never mix experts. How many blocks routing needs is known only on the device, but
+never more than N = `block_count`; `block_plan` lays them out on the device from the counts, without a host round trip.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from torchtitan_qwen3_trn.kernels.limits import Limit
+from torchtitan_qwen3_trn.kernels.operator import Operator
+
+__all__ = ["BlockPlan", "block_count", "block_plan", "experts", "experts_input_gradient", "experts_weight_gradients"]
+
+LIMITS = (
+    Limit(size="D", multiple_of=128, reason="the contraction runs over whole tiles of 128"),
+    Limit(size="F", multiple_of=128, reason="the contraction runs over whole tiles of 128"),
+    Limit(size="S", multiple_of=128, at_most=512, reason="a block is up to four tiles of 128 rows"),
+)
+
+
+_SMALL_WORK = 2**20
+"""Multiplications below which calling the bfloat16 product costs more than it computes, measured on one core."""
+
+
+class BlockPlan(NamedTuple):
+    """Which rows each block holds, all int32 on the device.
+
+    Attributes:
+        counts_E: rows of each expert; expert e owns the rows from ``sum(counts_E[:e])`` on.
+        first_block_E2: ``(E + 2,)``; expert e owns the blocks ``first_block_E2[e]`` to ``first_block_E2[e + 1]``, at
+            least one, so that its weights' gradients are written even if it has no row. The blocks between the last
+            two entries hold the rows that no expert owns; blocks from the last entry on are not in use.
+        row_NS: row in each slot of each block, ascending, then -1 in the slots left over.
+    """
+
+    counts_E: torch.Tensor
+    first_block_E2: torch.Tensor
+    row_NS: torch.Tensor
+
+
+def block_count(rows: int, num_experts: int, block_rows: int) -> int:
+    """Most blocks that any routing of ``rows`` rows needs: one for each expert, and one per full block of rows."""
+    return -(-rows // block_rows) + num_experts
+
+
+def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
+    """Lay out blocks for the given counts, on their device, with comparisons and sums only.
+
+    Args:
+        counts_E: rows per expert, any integer dtype; the sum is at most ``rows``.
+        rows: R.
+        block_rows: S.
+    """
+    counts_E = counts_E.to(torch.int32)
+    num_experts, device = len(counts_E), counts_E.device
+    unowned_1 = rows - counts_E.sum(0, keepdim=True, dtype=torch.int32)
+    counts_e = torch.cat((counts_E, unowned_1))  # e = E + 1: rows that no expert owns as one more expert
+    owner_e = torch.arange(num_experts + 1, dtype=torch.int32, device=device)
+    block_N = torch.arange(block_count(rows, num_experts, block_rows), dtype=torch.int32, device=device)
+    slot_S = torch.arange(block_rows, dtype=torch.int32, device=device)
+
+    earlier_ee = (owner_e < owner_e[:, None]).to(torch.int32)
+    blocks_e = ((counts_e + (block_rows - 1)) // block_rows).maximum((owner_e < num_experts).to(torch.int32))
+    first_row_e = (earlier_ee * counts_e).sum(1, dtype=torch.int32)
+    first_block_e = (earlier_ee * blocks_e).sum(1, dtype=torch.int32)
+    past_last_e = first_block_e + blocks_e
+
+    owned_Ne = ((block_N[:, None] >= first_block_e) & (block_N[:, None] < past_last_e)).to(torch.int32)
+    done_Ne = (block_N[:, None] - first_block_e) * block_rows
+    left_N = (owned_Ne * (counts_e - done_Ne)).sum(1, dtype=torch.int32)
+    row_N = (owned_Ne * (first_row_e + done_Ne)).sum(1, dtype=torch.int32)
+    row_NS = torch.where(slot_S < left_N[:, None], row_N[:, None] + slot_S, -1)
+    return BlockPlan(counts_E, torch.cat((first_block_e, past_last_e[-1:])), row_NS)
+
+
+def _experts(
+    x_RD: torch.Tensor,
+    w1_EFD: torch.Tensor,
+    w2_EDF: torch.Tensor,
+    w3_EFD: torch.Tensor,
+    counts_E: torch.Tensor,
+    first_block_E2: torch.Tensor,
+    row_NS: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Experts' outputs.
+
+    Args:
+        x_RD: rows sorted by expert, float32 or bfloat16.
+        w1_EFD: gate projections, dtype of ``x_RD``.
+        w2_EDF: down projections.
+        w3_EFD: up projections.
+        counts_E: see `BlockPlan`.
+        first_block_E2: see `BlockPlan`; the reference does without it.
+        row_NS: likewise.
+
+    Returns:
+        ``y_RD``, and ``g_RF`` and ``u_RF`` for the backward operators, all in the dtype of ``x_RD``. In the rows past
+        the last expert's, a kernel may leave ``g`` and ``u`` unwritten; the reference writes zeros.
+    """
+    counts, dtype = counts_E.tolist(), x_RD.dtype
+    x_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(x_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(x_RD, w1_EFD.shape))
+    g_RF = _grouped(x_RD, w1_EFD.mT, counts).to(dtype)
+    u_RF = _grouped(x_RD, w3_EFD.mT, counts).to(dtype)
+    h_RF = torch.nn.functional.silu(_wide(g_RF)).mul_(_wide(u_RF)).to(dtype)
+    return _grouped(h_RF.to(x_RD.dtype), w2_EDF.mT, counts).to(dtype), g_RF, u_RF
+
+
+def _experts_input_gradient(
+    dy_RD: torch.Tensor,
+    g_RF: torch.Tensor,
+    u_RF: torch.Tensor,
+    w1_EFD: torch.Tensor,
+    w2_EDF: torch.Tensor,
+    w3_EFD: torch.Tensor,
+    counts_E: torch.Tensor,
+    first_block_E2: torch.Tensor,
+    row_NS: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradient of the rows, and what the weights' gradients are made of.
+
+    Args:
+        dy_RD: gradient of the outputs, dtype of ``x_RD``.
+        g_RF: second output of `experts`.
+        u_RF: third output of `experts`.
+        w1_EFD: as given to `experts`, as the rest.
+        w2_EDF: likewise.
+        w3_EFD: likewise.
+        counts_E: likewise.
+        first_block_E2: likewise.
+        row_NS: likewise.
+
+    Returns:
+        ``dx_RD``, and ``dg_RF``, ``du_RF`` and ``h_RF`` for `experts_weight_gradients`, in the dtype of ``dy_RD``. In
+        the rows past the last expert's, a kernel may leave all but ``dx`` unwritten; the reference writes zeros.
+    """
+    counts, dtype = counts_E.tolist(), dy_RD.dtype
+    dy_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(dy_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(dy_RD, w1_EFD.shape))
+    dh_RF = _wide(_grouped(dy_RD, w2_EDF, counts))
+    wide_g_RF, wide_u_RF = _wide(g_RF), _wide(u_RF)
+    silu_RF = torch.nn.functional.silu(wide_g_RF)
+    du_RF = (dh_RF * silu_RF).to(dtype)
+    h_RF = silu_RF.mul_(wide_u_RF).to(dtype)
+    dg_RF = torch.ops.aten.silu_backward(dh_RF.mul_(wide_u_RF), wide_g_RF).to(dtype)
+    _clear_unowned(counts, dg_RF, du_RF, h_RF)
+    dx_RD = _grouped(dg_RF.to(dy_RD.dtype), w1_EFD, counts)
+    terms = zip(_split(dx_RD, counts), _split(du_RF.to(dy_RD.dtype), counts), w3_EFD.unbind(), strict=True)
+    for dx_rD, du_rF, w3_FD in terms:
+        dx_rD.addmm_(du_rF, w3_FD)
+    return dx_RD.to(dtype), dg_RF, du_RF, h_RF
+
+
+def _experts_weight_gradients(
+    dy_RD: torch.Tensor,
+    x_RD: torch.Tensor,
+    h_RF: torch.Tensor,
+    dg_RF: torch.Tensor,
+    du_RF: torch.Tensor,
+    counts_E: torch.Tensor,
+    first_block_E2: torch.Tensor,
+    row_NS: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of the weights, accumulated in float32 over all rows of an expert and rounded once.
+
+    Args:
+        dy_RD: gradient of the outputs.
+        x_RD: as given to `experts`.
+        h_RF: fourth output of `experts_input_gradient`.
+        dg_RF: second output of `experts_input_gradient`.
+        du_RF: third output of `experts_input_gradient`.
+        counts_E: as given to `experts`, as the rest.
+        first_block_E2: likewise.
+        row_NS: likewise.
+
+    Returns:
+        ``dw1_EFD``, ``dw2_EDF`` and ``dw3_EFD`` in the dtype of ``x_RD``; zeros for an expert without rows.
+    """
+    counts, dtype = counts_E.tolist(), x_RD.dtype
+    work = _work(x_RD, (len(counts), h_RF.shape[1], x_RD.shape[1]))
+    operands = _to_multiply(x_RD, dy_RD, h_RF, dg_RF, du_RF, work=work)
+    x_rDs, dy_rDs, h_rFs, dg_rFs, du_rFs = (_split(operand, counts) for operand in operands)
+    products = ((dg_rFs, x_rDs), (dy_rDs, h_rFs), (du_rFs, x_rDs))
+    dw1_EFD, dw2_EDF, dw3_EFD = (_products(left, right).to(dtype) for left, right in products)
+    return dw1_EFD, dw2_EDF, dw3_EFD
+
+
+def _work(x_RD: torch.Tensor, shape_EFD: tuple[int, ...]) -> int:
+    """Multiplications in the average expert's product."""
+    num_experts, hidden_dim, dim = shape_EFD
+    return len(x_RD) * hidden_dim * dim // num_experts
+
+
+def _to_multiply(*tensors: torch.Tensor, work: int) -> list[torch.Tensor]:
+    """Operands in the dtype to multiply in: small bfloat16 products take a third of the time in float32 on a CPU."""
+    small = tensors[0].dtype == torch.bfloat16 and work <= _SMALL_WORK
+    return [tensor.float() if small else tensor for tensor in tensors]
+
+
+def _split(x_RD: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, ...]:
+    """The rows of each expert, as views."""
+    return x_RD[: sum(counts)].split(counts)
+
+
+def _grouped(x_RD: torch.Tensor, w_EDF: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """Each expert's rows times its matrix, ``(R, F)``, and zeros in the rows without expert."""
+    y_RF = x_RD.new_empty((len(x_RD), w_EDF.shape[2]))
+    for x_rD, w_DF, y_rF in zip(_split(x_RD, counts), w_EDF.unbind(), _split(y_RF, counts), strict=True):
+        torch.mm(x_rD, w_DF, out=y_rF)
+    _clear_unowned(counts, y_RF)
+    return y_RF
+
+
+def _products(a_rFs: tuple[torch.Tensor, ...], b_rDs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """``a^T b`` over each expert's rows, ``(E, F, D)``; zeros for an expert without rows."""
+    result_EFD = a_rFs[0].new_empty((len(a_rFs), a_rFs[0].shape[1], b_rDs[0].shape[1]))
+    for a_rF, b_rD, result_FD in zip(a_rFs, b_rDs, result_EFD.unbind(), strict=True):
+        torch.mm(a_rF.T, b_rD, out=result_FD)
+    return result_EFD
+
+
+def _clear_unowned(counts: list[int], *row_tensors: torch.Tensor) -> None:
+    owned = sum(counts)
+    for tensor in row_tensors:
+        if owned < len(tensor):
+            tensor[owned:] = 0
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def _fake(
+    x_RD: torch.Tensor, w1_EFD: torch.Tensor, *others: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g_RF = x_RD.new_empty((x_RD.shape[0], w1_EFD.shape[1]))
+    return x_RD.new_empty(x_RD.shape), g_RF, torch.empty_like(g_RF)
+
+
+def _fake_input_gradient(
+    dy_RD: torch.Tensor, g_RF: torch.Tensor, *others: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return dy_RD.new_empty(dy_RD.shape), torch.empty_like(g_RF), torch.empty_like(g_RF), torch.empty_like(g_RF)
+
+
+def _fake_weight_gradients(
+    dy_RD: torch.Tensor,
+    x_RD: torch.Tensor,
+    h_RF: torch.Tensor,
+    dg_RF: torch.Tensor,
+    du_RF: torch.Tensor,
+    counts_E: torch.Tensor,
+    *others: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_experts, dim, hidden_dim = counts_E.shape[0], x_RD.shape[1], h_RF.shape[1]
+    w1_EFD = x_RD.new_empty((num_experts, hidden_dim, dim))
+    return w1_EFD, x_RD.new_empty((num_experts, dim, hidden_dim)), torch.empty_like(w1_EFD)
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*inputs, *output[1:])
+
+
+def _gradient(ctx: Any, dy_RD: torch.Tensor, *unused: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x_RD, w1_EFD, w2_EDF, w3_EFD, *plan, g_RF, u_RF = ctx.saved_tensors
+    dx_RD, dg_RF, du_RF, h_RF = experts_input_gradient(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, *plan)
+    weights = experts_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, *plan)
+    return (dx_RD, *weights, None, None, None)
+
+
+experts_weight_gradients = Operator(
+    name="torchtitan_qwen3_trn::experts_weight_gradients",
+    reference=_experts_weight_gradients,
+    fake=_fake_weight_gradients,
+    kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_weight_gradients_kernel",
+    limits=LIMITS,
+)
+
+experts_input_gradient = Operator(
+    name="torchtitan_qwen3_trn::experts_input_gradient",
+    reference=_experts_input_gradient,
+    fake=_fake_input_gradient,
+    kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_input_gradient_kernel",
+    limits=LIMITS,
+)
+
+experts = Operator(
+    name="torchtitan_qwen3_trn::experts",
+    reference=_experts,
+    fake=_fake,
+    kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_kernel",
+    save=_save,
+    gradient=_gradient,
+    backward=(experts_input_gradient, experts_weight_gradients),
+    limits=LIMITS,
+)

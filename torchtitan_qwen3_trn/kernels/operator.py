@@ -1,0 +1,154 @@
+"""One declaration per operator: PyTorch reference, NKI kernel, gradient, fake, limits.
+
+To add an operator, write its reference as a function with annotated arguments and declare it::
+
+    double = Operator(
+        name="my_package::double",
+        reference=double_reference,          # (x: torch.Tensor) -> torch.Tensor; defines the numbers
+        fake=torch.empty_like,               # shapes and dtypes without data
+        kernel="my_package.nki_double:double_kernel",
+        save=lambda ctx, inputs, output: None,
+        gradient=lambda ctx, grad: grad * 2,
+    )
+    y = double(x)
+
+Calling code never asks which device it is on. A tensor on ``neuron`` goes to the NKI kernel, through torch-neuronx's
+``nki_op``; any other tensor goes to the reference. Both are custom operators of PyTorch with the same schema, fake and
+gradient, so ``torch.compile(fullgraph=True)``, activation checkpointing and FSDP treat them alike. The kernel's module
+and ``nki`` are imported by `Operator.prepare`, which code that builds a model for Neuron calls before it trains.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+
+from torchtitan_qwen3_trn.kernels.limits import Limit
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["KernelUnavailableError", "Operator", "logical_core_size"]
+
+_LOGICAL_CORE_SIZE = "NEURON_LOGICAL_NC_CONFIG"
+
+
+class KernelUnavailableError(Exception):
+    """The NKI kernel of an operator cannot be imported or registered here."""
+
+
+class Operator:
+    """A callable that computes the same numbers on every device.
+
+    Args:
+        name: ``namespace::name`` of the custom operator; the one for Neuron is called ``namespace::name_nki``.
+        reference: PyTorch implementation for any device; its annotations are the operator's schema. It must return
+            new contiguous tensors and must not change its arguments.
+        fake: same arguments, returns empty tensors of the right shapes and dtypes.
+        kernel: ``module:function`` of the ``@nki.jit`` kernel. It takes the reference's arguments in their order,
+            every tensor contiguous, and returns the reference's results in their order.
+        save: called as ``save(ctx, inputs, output)`` in forward to store what ``gradient`` needs; ``None`` with
+            ``gradient`` for an operator without derivative, such as a backward operator.
+        gradient: called as ``gradient(ctx, *output_gradients)``, returns one gradient or ``None`` per argument.
+        backward: operators that ``gradient`` calls; they are prepared together with this one.
+        limits: what the kernel demands of sizes.
+        launch: called as ``launch(kernel, *args)`` where the kernel's own arguments or layout differ from the
+            reference's; ``kernel`` already knows on how many cores it runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        kernel: str,
+        save: Callable[..., None] | None = None,
+        gradient: Callable[..., Any] | None = None,
+        backward: tuple[Operator, ...] = (),
+        limits: tuple[Limit, ...] = (),
+        launch: Callable[..., Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.reference = reference
+        self.kernel = kernel
+        self.backward = backward
+        self.limits = limits
+        self.launch = launch or _launch
+        self._complete = functools.partial(_complete, fake=fake, save=save, gradient=gradient)
+        self._portable = self._complete(torch.library.custom_op(name, reference, mutates_args=()))
+        self._neuron: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Compute; all tensors on one device.
+
+        Raises:
+            KernelUnavailableError: on ``neuron``, when the kernel cannot be used and `fall_back` was not called.
+        """
+        if args[0].device.type != "neuron":
+            return self._portable(*args)
+        if self._neuron is None:
+            self.prepare()
+        return self._neuron(*args)  # type: ignore[misc]
+
+    def prepare(self) -> None:
+        """Import the kernels of this operator and its backward and register them; nothing to do a second time.
+
+        Raises:
+            KernelUnavailableError: naming the kernel and what is missing.
+        """
+        family = [operator for operator in (self, *self.backward) if operator._neuron is None]
+        kernels = [operator._complete(_register_with_neuron(operator)) for operator in family]
+        for operator, kernel in zip(family, kernels, strict=True):
+            operator._neuron = kernel
+
+    def fall_back(self, reason: str) -> None:
+        """Use the references on Neuron too, forward and backward, in this process; the reason is logged once."""
+        if self._neuron is not self._portable:
+            logger.warning("%s runs as PyTorch operators on Neuron: %s", self.name, reason)
+        for operator in (self, *self.backward):
+            operator._neuron = operator._portable
+
+
+def logical_core_size() -> int:
+    """Physical cores per logical core (LNC): ``NEURON_LOGICAL_NC_CONFIG``, or 2, the default of Trn2 and Trn3."""
+    return int(os.environ.get(_LOGICAL_CORE_SIZE, "2"))
+
+
+def _launch(kernel: Callable[..., Any], *args: Any) -> Any:
+    return kernel(*(arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args))
+
+
+def _complete(
+    operator: CustomOpDef,
+    *,
+    fake: Callable[..., Any],
+    save: Callable[..., None] | None,
+    gradient: Callable[..., Any] | None,
+) -> CustomOpDef:
+    operator.register_fake(fake)
+    if gradient is not None:
+        operator.register_autograd(gradient, setup_context=save)
+    return operator
+
+
+def _register_with_neuron(operator: Operator) -> CustomOpDef:
+    module_name, _, function = operator.kernel.partition(":")
+    try:
+        nki_op = importlib.import_module("torch_neuronx").nki_op
+        kernel = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise KernelUnavailableError(f"kernel {operator.kernel} cannot be used: {error}") from error
+
+    @functools.wraps(operator.reference)  # nki_op reads the schema from the signature
+    def launch(*args: Any) -> Any:
+        cores = logical_core_size()
+        return operator.launch(kernel[cores] if cores > 1 else kernel, *args)
+
+    return nki_op(f"{operator.name}_nki", mutates_args=())(launch)

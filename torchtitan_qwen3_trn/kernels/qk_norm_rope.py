@@ -1,0 +1,185 @@
+"""RMSNorm of each query and key head, then rotary embedding, in one pass over memory.
+
+Shape suffixes: B batch, b = B or 1, L sequence, N query heads, M key heads, H head dimension, E = H / 2 frequencies,
+P = ceil(B L / 128) groups of 128 of the B L positions.
+
+With g the norm's weight and R the rotation of `rope`, per head (RMSNorm: arXiv 1910.07467)::
+
+    r = (mean(x^2) + eps) ^ -0.5        xhat = x r        y = R(xhat g)
+    u = R^T(dy)      dg = sum(u xhat)      v = u g      dx = r (v - xhat mean(v xhat))
+
+Everything between input and output is float32; the output is rounded once, where norm and RoPE apart round twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchtitan_qwen3_trn.kernels.limits import Limit
+from torchtitan_qwen3_trn.kernels.operator import Operator
+from torchtitan_qwen3_trn.kernels.rope import _rotate, _rotate_back
+
+__all__ = ["TILE_ROWS", "qk_norm_rope", "qk_norm_rope_backward"]
+
+TILE_ROWS = 128
+"""Positions whose weight gradients one row of the result sums. The reference takes consecutive ones; which ones a
+kernel takes depends on the shapes, not on how many cores work."""
+
+LIMITS = (
+    Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),
+    Limit(size="H", multiple_of=2, at_most=256, reason="a head is rotated as two halves"),
+)
+
+
+def _qk_norm_rope(
+    q_BLNH: torch.Tensor,
+    k_BLMH: torch.Tensor,
+    q_weight_H: torch.Tensor,
+    k_weight_H: torch.Tensor,
+    cos_sin_bLH: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalise and rotate query and key.
+
+    Args:
+        q_BLNH: queries, float32 or bfloat16.
+        k_BLMH: keys, same dtype.
+        q_weight_H: weight of the queries' norm, dtype of the queries or float32.
+        k_weight_H: weight of the keys' norm, likewise.
+        cos_sin_bLH: float32; E cosines, then E sines, for each position. Gets no gradient.
+        eps: added to the mean square.
+
+    Returns:
+        Queries and keys, shaped and typed like the inputs, then the reciprocal root mean squares ``(B, L, N)`` and
+        ``(B, L, M)`` in float32, which backward needs.
+    """
+    cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
+    results = []
+    for x_BLNH, weight_H in ((q_BLNH, q_weight_H), (k_BLMH, k_weight_H)):
+        wide_BLNH = x_BLNH.to(cos_sin_bLH.dtype)
+        rms_BLN = (wide_BLNH.square().mean(-1) + eps).rsqrt()
+        normed_BLNH = wide_BLNH * rms_BLN[..., None] * weight_H
+        results.append((_rotate(normed_BLNH, cos_bL1E, sin_bL1E).to(x_BLNH.dtype), rms_BLN))
+    (q_out_BLNH, q_rms_BLN), (k_out_BLMH, k_rms_BLM) = results
+    return q_out_BLNH, k_out_BLMH, q_rms_BLN, k_rms_BLM
+
+
+def _qk_norm_rope_backward(
+    dq_BLNH: torch.Tensor,
+    dk_BLMH: torch.Tensor,
+    q_BLNH: torch.Tensor,
+    k_BLMH: torch.Tensor,
+    q_weight_H: torch.Tensor,
+    k_weight_H: torch.Tensor,
+    cos_sin_bLH: torch.Tensor,
+    q_rms_BLN: torch.Tensor,
+    k_rms_BLM: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of `qk_norm_rope`.
+
+    Args:
+        dq_BLNH: gradient of the first output, dtype of the queries.
+        dk_BLMH: gradient of the second output.
+        q_BLNH: queries as given to forward.
+        k_BLMH: keys as given to forward.
+        q_weight_H: as given to forward.
+        k_weight_H: as given to forward.
+        cos_sin_bLH: as given to forward.
+        q_rms_BLN: third output of forward, float32.
+        k_rms_BLM: fourth output of forward, float32.
+
+    Returns:
+        Gradients of queries and keys, shaped and typed like them, and the weights' gradients ``(P, H)`` in float32, one
+        row per group of `TILE_ROWS` positions (all heads summed); the caller adds the rows up, so that the sum's order
+        does not depend on how many cores work.
+    """
+    cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
+    inputs, weights = [], []
+    for dy_BLNH, x_BLNH, weight_H, rms_BLN in (
+        (dq_BLNH, q_BLNH, q_weight_H, q_rms_BLN),
+        (dk_BLMH, k_BLMH, k_weight_H, k_rms_BLM),
+    ):
+        normed_BLNH = x_BLNH.to(cos_sin_bLH.dtype) * rms_BLN[..., None]
+        unrotated_BLNH = _rotate_back(dy_BLNH.to(cos_sin_bLH.dtype), cos_bL1E, sin_bL1E)
+        weights.append(_sum_in_tiles(unrotated_BLNH * normed_BLNH))
+        scaled_BLNH = unrotated_BLNH * weight_H
+        mean_BLN1 = (scaled_BLNH * normed_BLNH).mean(-1, keepdim=True)
+        inputs.append((rms_BLN[..., None] * (scaled_BLNH - normed_BLNH * mean_BLN1)).to(x_BLNH.dtype))
+    return inputs[0], inputs[1], weights[0], weights[1]
+
+
+def _sum_in_tiles(x_BLNH: torch.Tensor) -> torch.Tensor:
+    rows = x_BLNH.sum(2).flatten(0, 1)
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % TILE_ROWS))
+    return padded.unflatten(0, (-1, TILE_ROWS)).sum(1)
+
+
+def _fake(
+    q_BLNH: torch.Tensor,
+    k_BLMH: torch.Tensor,
+    q_weight_H: torch.Tensor,
+    k_weight_H: torch.Tensor,
+    cos_sin_bLH: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        q_BLNH.new_empty(q_BLNH.shape),
+        k_BLMH.new_empty(k_BLMH.shape),
+        cos_sin_bLH.new_empty(q_BLNH.shape[:-1]),
+        cos_sin_bLH.new_empty(k_BLMH.shape[:-1]),
+    )
+
+
+def _fake_backward(
+    dq_BLNH: torch.Tensor,
+    dk_BLMH: torch.Tensor,
+    q_BLNH: torch.Tensor,
+    k_BLMH: torch.Tensor,
+    q_weight_H: torch.Tensor,
+    k_weight_H: torch.Tensor,
+    cos_sin_bLH: torch.Tensor,
+    q_rms_BLN: torch.Tensor,
+    k_rms_BLM: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    tiles = -(-q_BLNH.shape[0] * q_BLNH.shape[1] // TILE_ROWS)
+    weight = cos_sin_bLH.new_empty((tiles, q_BLNH.shape[-1]))
+    return q_BLNH.new_empty(q_BLNH.shape), k_BLMH.new_empty(k_BLMH.shape), weight, torch.empty_like(weight)
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*inputs[:5], *output[2:])
+
+
+def _gradient(
+    ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor, *unused: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, q_rms_BLN, k_rms_BLM = ctx.saved_tensors
+    dq_in_BLNH, dk_in_BLMH, dq_weight_PH, dk_weight_PH = qk_norm_rope_backward(
+        dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, q_rms_BLN, k_rms_BLM
+    )
+    dq_weight_H = dq_weight_PH.sum(0).to(q_weight_H.dtype)
+    dk_weight_H = dk_weight_PH.sum(0).to(k_weight_H.dtype)
+    return dq_in_BLNH, dk_in_BLMH, dq_weight_H, dk_weight_H, None, None
+
+
+qk_norm_rope_backward = Operator(
+    name="torchtitan_qwen3_trn::qk_norm_rope_backward",
+    reference=_qk_norm_rope_backward,
+    fake=_fake_backward,
+    kernel="torchtitan_qwen3_trn.kernels.nki_qk_norm_rope:qk_norm_rope_backward_kernel",
+    limits=LIMITS,
+)
+
+qk_norm_rope = Operator(
+    name="torchtitan_qwen3_trn::qk_norm_rope",
+    reference=_qk_norm_rope,
+    fake=_fake,
+    kernel="torchtitan_qwen3_trn.kernels.nki_qk_norm_rope:qk_norm_rope_kernel",
+    save=_save,
+    gradient=_gradient,
+    backward=(qk_norm_rope_backward,),
+    limits=LIMITS,
+)
