@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 
 from torchtitan_qwen3_trn.cli import export, import_, plugins, verify_weights
 from torchtitan_qwen3_trn.errors import JobError
@@ -18,6 +19,8 @@ def main(argv: list[str] | None = None) -> int:
     for command in COMMANDS:
         command.add_parser(subparsers).set_defaults(run=command.run)
     arguments = parser.parse_args(argv)
+    # One process is what these commands are for.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     try:
         return int(arguments.run(arguments))
     except JobError as error:

@@ -30,8 +30,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Print every finding; status 0 when all hold, 1 otherwise."""
     # Transformers and torchtitan take seconds to import, which other subcommands need not wait for.
+    from transformers.utils import logging
+
     from torchtitan_qwen3_trn.weights.verify import verify
 
+    logging.disable_progress_bar()
     findings = verify(arguments.folder, checkpoint=arguments.checkpoint, cheap=arguments.cheap)
     if arguments.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))  # noqa: T201

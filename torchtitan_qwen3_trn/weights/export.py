@@ -82,7 +82,7 @@ def export(state_dict: Mapping[str, Any], wanted: Export, *, planner: DefaultSav
         if first:
             nbytes = sum(torch.Size(shape).numel() for shape in layout.shapes.values()) * wanted.dtype.itemsize
         in_agreement(lambda: _prepare(folder, wanted, class_name, nbytes) if first else None)
-        with _bar(nbytes / _ranks()) if first else nullcontext() as advance:
+        with _Bar(nbytes / _ranks()) if first else nullcontext() as advance:
             writer = InPlaceWriter(
                 folder,
                 expected=layout.shapes,
@@ -189,7 +189,7 @@ def _said(error: BaseException, folder: Path | None) -> Problem:
     return Problem("export", f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
 
 
-class _bar:  # noqa: N801 - used as a function
+class _Bar:
     """A progress bar over ``total`` bytes on standard error, if that is a terminal."""
 
     def __init__(self, total: float) -> None:
