@@ -11,15 +11,13 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-from conftest import ROOT
+from conftest import EXAMPLES, ROOT
 from launch import Run, train
 
 pytestmark = pytest.mark.slow
 
-JOB = """
-[model]
-backend = "nki_moe"
-flavor = "30B-A3B"
+SMALL = """
+[profile.{device}.model]
 n_layers = 2
 num_experts = 4
 top_k = 2
@@ -30,30 +28,23 @@ head_dim = 32
 moe_hidden_dim = 128
 vocab_size = 2048
 
-[plugins.nki-moe]
+[profile.{device}.plugins.nki-moe]
 block_rows = 128
 
-[dataloader]
-dataset = "c4_test"
-
-[training]
-local_batch_size = 1
+[profile.{device}.training]
 seq_len = 256
 steps = 11
 mixed_precision_param = "float32"
 
-[optimizer]
-lr = 1e-3
+[profile.{device}.parallelism]
+data_parallel_shard_degree = -1
 
-[lr_scheduler]
-warmup_steps = 2
-
-[activation_checkpoint]
+[profile.{device}.activation_checkpoint]
 mode = "none"
-
-[metrics]
-log_freq = 1
 """
+EXAMPLE = (EXAMPLES / "qwen3_moe.toml").read_text().partition("[profile.cpu.model]")[0]
+JOB = EXAMPLE + SMALL.format(device="cpu") + SMALL.format(device="neuron")
+"""The example, on both devices at sizes for an emulator and in float32."""
 
 NEURON = {
     "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests/emulated_neuron/site'}",
