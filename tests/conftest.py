@@ -56,6 +56,12 @@ class Outcome:
     log: str
 
 
+@pytest.fixture(autouse=True)
+def trainium2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run for Trainium2, where AWS's own simulator would otherwise choose the newest device."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+
+
 @pytest.fixture
 def write_job(tmp_path: Path) -> Callable[..., Path]:
     """Write a job file; ``base=TINY_MODEL`` puts a small trainable model in front."""

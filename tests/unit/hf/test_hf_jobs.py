@@ -102,7 +102,7 @@ def test_no_config_json(parse_folder):
 
 REFUSED = {
     "unknown architecture": ({"model_type": "qwen9"}, 'model_type: "qwen9" is no architecture', "qwen"),
-    "no architecture": ({"model_type": None}, "model_type: missing", "nearest"),
+    "no architecture": ({"model_type": None}, "model_type: missing", "qwen3"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder", "decoder-only"),
     "not a language model": ({"model_type": "vit"}, '"vit" is not a causal language model', "decoder-only"),
     "remote code": (
