@@ -118,7 +118,7 @@ def _experts(
     x_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(x_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(x_RD, w1_EFD.shape))
     g_RF = _grouped(x_RD, w1_EFD.mT, counts).to(dtype)
     u_RF = _grouped(x_RD, w3_EFD.mT, counts).to(dtype)
-    h_RF = torch.nn.functional.silu(_wide(g_RF)).mul_(_wide(u_RF)).to(dtype)
+    h_RF = torch.nn.functional.silu(g_RF).mul_(u_RF)
     return _grouped(h_RF.to(x_RD.dtype), w2_EDF.mT, counts).to(dtype), g_RF, u_RF
 
 
@@ -152,12 +152,11 @@ def _experts_input_gradient(
     """
     counts, dtype = counts_E.tolist(), dy_RD.dtype
     dy_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(dy_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(dy_RD, w1_EFD.shape))
-    dh_RF = _wide(_grouped(dy_RD, w2_EDF, counts))
-    wide_g_RF, wide_u_RF = _wide(g_RF), _wide(u_RF)
-    silu_RF = torch.nn.functional.silu(wide_g_RF)
-    du_RF = (dh_RF * silu_RF).to(dtype)
-    h_RF = silu_RF.mul_(wide_u_RF).to(dtype)
-    dg_RF = torch.ops.aten.silu_backward(dh_RF.mul_(wide_u_RF), wide_g_RF).to(dtype)
+    dh_RF = _grouped(dy_RD, w2_EDF, counts).to(dtype)
+    silu_RF = torch.nn.functional.silu(g_RF)
+    du_RF = dh_RF * silu_RF
+    h_RF = silu_RF.mul_(u_RF)
+    dg_RF = torch.ops.aten.silu_backward(dh_RF.mul_(u_RF), g_RF)
     _clear_unowned(counts, dg_RF, du_RF, h_RF)
     dx_RD = _grouped(dg_RF.to(dy_RD.dtype), w1_EFD, counts)
     terms = zip(_split(dx_RD, counts), _split(du_RF.to(dy_RD.dtype), counts), w3_EFD.unbind(), strict=True)
@@ -239,10 +238,6 @@ def _clear_unowned(counts: list[int], *row_tensors: torch.Tensor) -> None:
     for tensor in row_tensors:
         if owned < len(tensor):
             tensor[owned:] = 0
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _fake(
