@@ -91,6 +91,19 @@ def test_sizes_that_do_not_fit_are_named_with_the_nearest_that_do(parse_job, on_
     assert "Traceback" not in outcome.message
 
 
+@pytest.mark.parametrize(("size", "nearest"), [(768, 1024), (513, 512)])
+def test_nearest_size_under_tensor_parallelism_is_one_that_the_job_can_set(parse_job, on_neuron, size, nearest):
+    def outcome(moe_hidden_dim: int):
+        base = REAL.replace("[training]", f"moe_hidden_dim = {moe_hidden_dim}\n[training]")
+        return parse_job("[parallelism]\ntensor_parallel_degree = 4\n", base=base, world_size=4)
+
+    refused = outcome(size)
+    assert refused.status == 2
+    assert f"model.moe_hidden_dim: {size} over 4 ranks does not fit" in refused.message
+    assert f"the nearest that does is {nearest}" in refused.message
+    assert outcome(nearest).status is None
+
+
 def test_the_reference_takes_any_size(parse_job):
     assert parse_job("[plugins.nki-moe]\nblock_rows = 1000\n", base=MOE).status is None
 

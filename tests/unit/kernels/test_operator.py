@@ -151,3 +151,12 @@ def test_violation_names_key_value_reason_and_nearest_value():
         "training.seq_len: 300 does not fit the rope kernel: tiles of 128 positions; the nearest that does is 256"
     )
     assert violations("rope", (limit,), {"H": JobSize("model.head_dim", 3)}, cores=2) == []
+
+
+@pytest.mark.parametrize(("value", "nearest"), [(768, 1024), (513, 512), (3, 512)])
+def test_size_that_ranks_share_is_checked_per_rank_and_reported_whole(value, nearest):
+    limit = Limit(size="F", multiple_of=128, reason="tiles of 128 columns")
+    (problem,) = violations("experts", (limit,), {"F": JobSize("model.moe_hidden_dim", value, 4)}, cores=2)
+    assert problem.what == f"{value} over 4 ranks does not fit the experts kernel: tiles of 128 columns"
+    assert problem.fix == f"the nearest that does is {nearest}"
+    assert violations("experts", (limit,), {"F": JobSize("model.moe_hidden_dim", nearest, 4)}, cores=2) == []
