@@ -36,8 +36,8 @@ class Routes(NamedTuple):
 def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest scores, largest first, the lower index first among equals.
 
-    K rounds of maximum and comparison, since top-k operators leave the order of equals open. A row of NaN gives valid
-    indices.
+    K rounds of maximum and comparison, since top-k operators leave the order of equals open. The k indices differ
+    whatever the scores: NaN counts as -inf, as the smallest.
 
     Args:
         scores_TE: any leading dimensions.
@@ -48,7 +48,9 @@ def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
     """
     num_experts = scores_TE.shape[-1]
     expert_E = torch.arange(num_experts, dtype=torch.int32, device=scores_TE.device)
-    remaining_TE, ids = scores_TE.detach(), []
+    lowest = torch.finfo(scores_TE.dtype).min  # above the -inf that marks experts already chosen
+    remaining_TE = torch.where(scores_TE >= lowest, scores_TE, lowest).detach()
+    ids = []
     for _ in range(k):
         best_T1 = remaining_TE.amax(-1, keepdim=True)
         candidate_TE = torch.where(remaining_TE == best_T1, expert_E, num_experts - 1)

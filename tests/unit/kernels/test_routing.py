@@ -56,10 +56,20 @@ def test_equal_scores_go_to_the_lower_expert():
     assert top_k(torch.tensor([[0.5, 0.5, 0.1, 0.5], [0.0, 0.0, 0.0, 0.0]]), 3).tolist() == [[0, 1, 3], [0, 1, 2]]
 
 
-def test_scores_of_nan_give_experts_that_exist():
-    ids = top_k(torch.full((2, 4), float("nan")), 2)
-    assert ((ids >= 0) & (ids < 4)).all()
-    assert routes(ids, 4).counts_E.sum() == 4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_differ_where_scores_are_not_numbers(dtype):
+    nan, inf = float("nan"), float("inf")
+    rows = [[nan] * 8, [-inf] * 8, [-inf] * 3 + [1.0] + [-inf] * 4, [nan, 2.0, nan, 3.0, -inf, nan, nan, nan]]
+    ids = top_k(torch.tensor([*rows, [inf, 0.0, inf, nan, 1.0, -inf, nan, nan]], dtype=dtype), 4)
+    assert ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [3, 0, 1, 2], [3, 1, 0, 2], [0, 2, 4, 1]]
+
+
+def test_scores_of_nan_fit_the_exchange_between_ranks():
+    """Its rows suffice for tokens that choose different experts only."""
+    ids = top_k(torch.full((5, 8), float("nan")), 4)
+    plan = routes(ids, 8, ranks=4)
+    assert plan.counts_E.tolist() == [5, 5, 5, 5, 0, 0, 0, 0]
+    assert torch.equal(plan.source_R[plan.row_TK.flatten()], torch.arange(5 * 4))
 
 
 @pytest.mark.parametrize("skewed", [False, True])
