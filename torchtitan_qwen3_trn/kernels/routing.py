@@ -197,14 +197,15 @@ def _rank_within(chosen_AE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Per column, the number of true entries, and above each entry the number of true ones; int32.
 
     Tiles of 128 rows are ranked by a product with a triangle of ones, then offset by the tiles before. Products of
-    zeros and ones summed in float32 are exact up to 2**24.
+    zeros and ones summed in float32 are exact up to 2**24; autocast would round counts above 256 to bfloat16.
     """
     rows, num_experts = chosen_AE.shape
     padded = torch.nn.functional.pad(chosen_AE.float(), (0, 0, 0, -rows % _TILE))
     tiles = padded.view(-1, _TILE, num_experts)
-    within = torch.ones(_TILE, _TILE, device=tiles.device).tril(-1) @ tiles
     totals = tiles.sum(1)
-    before = torch.ones(len(tiles), len(tiles), device=tiles.device).tril(-1) @ totals
+    with torch.autocast(tiles.device.type, enabled=False):
+        within = torch.ones(_TILE, _TILE, device=tiles.device).tril(-1) @ tiles
+        before = torch.ones(len(tiles), len(tiles), device=tiles.device).tril(-1) @ totals
     return totals.sum(0).int(), (within + before[:, None]).view(-1, num_experts)[:rows].int()
 
 

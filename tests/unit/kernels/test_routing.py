@@ -82,6 +82,15 @@ def test_rows_are_those_of_a_stable_sort_by_expert(tokens, k, num_experts, skewe
     assert torch.equal(plan.counts_E, torch.bincount(ids.flatten(), minlength=num_experts).int())
 
 
+def test_autocast_does_not_change_routes():
+    ids = draw_ids(2048, 4, 16, skewed=True)
+    expected = routes(ids, 16, ranks=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = routes(ids, 16, ranks=2)
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("tokens", "k", "num_experts"), [(6, 2, 4), (40, 4, 64), (5, 8, 8)])
 def test_padded_exchange_brings_every_row_to_its_expert_and_back(tokens, k, num_experts, ranks):
