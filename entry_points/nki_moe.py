@@ -20,7 +20,8 @@ class Options:
     """Section ``[plugins.nki-moe]``."""
 
     provider: Literal["ours", "auto"] = "ours"
-    """"auto" runs the experts as PyTorch operators where the kernels cannot be imported; "ours" refuses to."""
+    """"ours" refuses to run without the kernels. "auto" runs the experts as PyTorch operators where the kernels cannot
+    be imported or a size does not fit them; these wait for the row counts on the host, three times a layer."""
 
     block_rows: int = 256
     """Rows of the blocks that the kernels work in: larger ones load weights less often, smaller ones waste less when

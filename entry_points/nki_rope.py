@@ -21,7 +21,7 @@ class Options:
 
     provider: kernel_rope.Provider = "ours"
     """Whose kernel: this package's, "nkilib" for AWS's rope_hf with a change of layout around it, or "auto" for this
-    package's if it can be imported and PyTorch operators if not."""
+    package's, and PyTorch operators where it cannot be imported or a size does not fit it."""
 
     fused_qk_norm: bool = False
     """Normalise query and key in the same kernel, which saves a pass over both and rounds once less. Needs
