@@ -137,8 +137,8 @@ def test_auto_falls_back_once_with_the_reason(parse_job, monkeypatch):
         ),
         (
             '[plugins.nki-rope]\nfused_qk_norm = true\n[parallelism]\nspmd_backend = "full_dtensor"',
-            'parallelism.spmd_backend: "full_dtensor" passes the norms\' weights as DTensors, which their operator does '
-            'not take; set it to "spmd_types" or "partial_dtensor", or plugins.nki-rope.fused_qk_norm = false',
+            'parallelism.spmd_backend: "full_dtensor" passes the norms\' weights as DTensors, which their operator '
+            'does not take; set it to "spmd_types" or "partial_dtensor", or plugins.nki-rope.fused_qk_norm = false',
         ),
         ("[plugins.nki-moe]\nblock_rows = 0", "plugins.nki-moe.block_rows: 0"),
         ("[debug]\nspmd_typechecking = true", "debug.spmd_typechecking"),
