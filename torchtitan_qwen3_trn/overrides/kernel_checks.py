@@ -56,7 +56,7 @@ def attention_sizes(config: PluginTrainer.Config) -> dict[str, JobSize]:
 
 
 def expert_sizes(config: PluginTrainer.Config, *, block_rows: int) -> dict[str, JobSize]:
-    """Model, expert and block dimensions of the job, and the ranks that share each; none if its model has no experts."""
+    """Model, expert and block dimensions of the job, and the ranks that share each; none without experts."""
     layers = cast(Qwen3Model.Config, config.model_spec.model).layers if config.model_spec is not None else []
     experts = next((layer.moe.routed_experts.inner_experts for layer in layers if layer.moe is not None), None)
     if experts is None:

@@ -21,7 +21,7 @@ from torchtitan_qwen3_trn.overrides.experts import StaticDispatcher, static_rout
 
 MISSING = {
     "sort", "argsort", "topk", "bincount", "histc", "unique", "searchsorted", "scatter_add", "index_add", "index_put",
-    "_index_put_impl_", "index", "gather", "nonzero", "repeat_interleave", "one_hot", "cumsum", "_local_scalar_dense",
+    "_index_put_impl", "index", "gather", "nonzero", "repeat_interleave", "one_hot", "cumsum", "_local_scalar_dense",
 }  # fmt: skip
 """What public sources of torch-neuronx lack or run slowly, and what needs the host (see the plugin's documentation)."""
 
@@ -32,7 +32,7 @@ class Seen(TorchDispatchMode):
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.overloadpacket.__name__)
+        self.names.add(func.overloadpacket.__name__.rstrip("_"))  # in-place forms too
         return func(*args, **(kwargs or {}))
 
 
