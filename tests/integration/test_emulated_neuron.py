@@ -166,7 +166,7 @@ def test_stock_chooses_the_device_and_the_kernels_run(runs):
     launches = {name: operators[f"torchtitan_qwen3_trn::{name}_nki"] for name in KERNELS}
     layers_and_steps = 2 * 10
     # Selective checkpointing computes the forward operators twice.
-    assert launches == {name: layers_and_steps * (1 if "_" in name else 2) for name in names}
+    assert launches == {name: layers_and_steps * (1 if "_" in name else 2) for name in KERNELS}
 
 
 @pytest.mark.parametrize("name", ["neuron", "neuron fsdp", "neuron expert parallel"])
