@@ -32,6 +32,12 @@ class Options:
 
 
 @hookimpl
+def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
+    """Let selective checkpointing keep the chosen experts."""
+    config.activation_checkpoint = experts.route_keeping(config.activation_checkpoint)
+
+
+@hookimpl
 def node_overrides(config: PluginTrainer.Config) -> list[NodeOverride]:
     """Replace router, token dispatcher and experts."""
     options = config.plugins.options(Options)

@@ -9,6 +9,7 @@ from torchtitan.config.override import apply_overrides
 from torchtitan.tools import utils
 
 from torchtitan_qwen3_trn.kernels.operator import Operator
+from torchtitan_qwen3_trn.overrides.experts import RouteKeepingSelectiveAC
 from torchtitan_qwen3_trn.overrides.qk_norm_rope import QKNormRoPE, link
 
 MOE = TINY_MODEL.replace("[model]", '[model]\nbackend = "nki_moe"\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32')
@@ -46,6 +47,12 @@ def test_every_node_of_the_route_is_replaced_with_one_line_each(parse_job):
         "layers.1.moe.router TokenChoiceTopKRouter.Config -> StaticRouter.Config",
     ]
     assert len(lines) == 2 * 5
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("selective", True), ("full", False)])
+def test_selective_checkpointing_is_told_to_keep_routes(parse_job, mode, kept):
+    config = parse_job(base=MOE.replace('mode = "none"', f'mode = "{mode}"')).config
+    assert isinstance(config.activation_checkpoint, RouteKeepingSelectiveAC.Config) == kept
 
 
 def test_fqns_choose_layers(parse_job):

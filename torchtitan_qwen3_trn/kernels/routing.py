@@ -44,12 +44,18 @@ def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
         k: at most E.
 
     Returns:
-        int64, last dimension k.
+        int64, last dimension k; from one custom operator, ``torchtitan_qwen3_trn::top_k``, so that checkpointing can
+        keep it.
     """
+    return _top_k(scores_TE.detach(), k)
+
+
+@torch.library.custom_op("torchtitan_qwen3_trn::top_k", mutates_args=())
+def _top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
     num_experts = scores_TE.shape[-1]
     expert_E = torch.arange(num_experts, dtype=torch.int32, device=scores_TE.device)
     lowest = torch.finfo(scores_TE.dtype).min  # above the -inf that marks experts already chosen
-    remaining_TE = torch.where(scores_TE >= lowest, scores_TE, lowest).detach()
+    remaining_TE = torch.where(scores_TE >= lowest, scores_TE, lowest)
     ids = []
     for _ in range(k):
         best_T1 = remaining_TE.amax(-1, keepdim=True)
@@ -58,6 +64,11 @@ def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
         remaining_TE = remaining_TE.masked_fill(expert_E == id_T1, float("-inf"))
         ids.append(id_T1)
     return torch.cat(ids, dim=-1).long()
+
+
+@_top_k.register_fake
+def _fake_top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
+    return scores_TE.new_empty((*scores_TE.shape[:-1], k), dtype=torch.int64)
 
 
 def routes(ids_TK: torch.Tensor, num_experts: int, *, ranks: int = 1) -> Routes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import TokenChoiceTopKRouter
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
@@ -17,7 +18,7 @@ from torchtitan_qwen3_trn.kernels.routing import (
     take_rows,
     top_k,
 )
-from torchtitan_qwen3_trn.overrides.experts import StaticDispatcher, static_router
+from torchtitan_qwen3_trn.overrides.experts import StaticDispatcher, route_keeping, static_router
 
 MISSING = {
     "sort", "argsort", "topk", "bincount", "histc", "unique", "searchsorted", "scatter_add", "index_add", "index_put",
@@ -50,6 +51,27 @@ SHAPES = [(1, 1, 1), (1, 8, 8), (5, 2, 3), (200, 4, 64), (33, 8, 128), (257, 1, 
 def test_top_k_chooses_what_topk_chooses(tokens, k, num_experts):
     scores = torch.rand(tokens, num_experts, generator=torch.Generator().manual_seed(0))
     assert torch.equal(top_k(scores, k), scores.topk(k, dim=-1).indices)
+
+
+def test_top_k_is_an_operator():
+    torch.library.opcheck(torch.ops.torchtitan_qwen3_trn.top_k.default, (torch.rand(2, 5, 8), 3))
+
+
+@pytest.mark.parametrize(("adjust", "again"), [(route_keeping, [0, 1]), (lambda config: config, [2, 1])])
+def test_selective_checkpointing_keeps_the_chosen_experts(adjust, again):
+    """Scores that differ when they are computed again stand for arithmetic that is not reproducible."""
+    scores, chosen = iter(torch.tensor([[[3.0, 2.0, 1.0]], [[1.0, 2.0, 3.0]]])), []
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            chosen.append(top_k(next(scores), 2))
+            return x * chosen[-1]
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"0": Layer()})
+    adjust(SelectiveAC.Config()).build().apply(model)
+    model.layers["0"](torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert [ids[0].tolist() for ids in chosen] == [[0, 1], again]
 
 
 def test_equal_scores_go_to_the_lower_expert():
@@ -206,9 +228,11 @@ def test_nothing_that_neuron_lacks_is_called_forward_or_backward():
         route_norm=True,
     )
     router, dispatcher = static_router(config).build(), both_dispatchers(16, 4)[1]
+    choose = torch._library.custom_ops.OPDEFS["torchtitan_qwen3_trn::top_k"]._init_fn  # what the operator hides
     x = torch.randn(2, 5, 8, requires_grad=True)
     with Seen() as seen:
         scores, ids, _ = router(x, None)
+        choose(scores, 2)
         flat = x.view(10, 8)
         rows, _, metadata = dispatcher.dispatch(flat, scores.view(10, 4), ids.view(10, 4), torch.empty(0))
         dispatcher.combine(rows, metadata, flat).sum().backward()
