@@ -20,7 +20,8 @@ class Options:
     """Section ``[plugins.nki-moe]``."""
 
     provider: Literal["ours", "auto"] = "ours"
-    """"auto" runs the experts as PyTorch operators where the kernels cannot be imported; "ours" refuses to."""
+    """"ours" refuses to run without the kernels. "auto" runs the experts as PyTorch operators where the kernels cannot
+    be imported or a size does not fit them; these wait for the row counts on the host, three times a layer."""
 
     block_rows: int = 256
     """Rows of the blocks that the kernels work in: larger ones load weights less often, smaller ones waste less when
@@ -28,6 +29,12 @@ class Options:
 
     fqns: list[str] | None = None
     """Modules to replace, such as ``["layers.0", "layers.1"]``; absent: all of them."""
+
+
+@hookimpl
+def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
+    """Let selective checkpointing keep the chosen experts."""
+    config.activation_checkpoint = experts.route_keeping(config.activation_checkpoint)
 
 
 @hookimpl

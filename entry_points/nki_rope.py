@@ -21,11 +21,11 @@ class Options:
 
     provider: kernel_rope.Provider = "ours"
     """Whose kernel: this package's, "nkilib" for AWS's rope_hf with a change of layout around it, or "auto" for this
-    package's if it can be imported and PyTorch operators if not."""
+    package's, and PyTorch operators where it cannot be imported or a size does not fit it."""
 
     fused_qk_norm: bool = False
     """Normalise query and key in the same kernel, which saves a pass over both and rounds once less. Needs
-    provider "ours" or "auto", and no tensor parallelism."""
+    provider "ours" or "auto", no tensor parallelism, and a spmd_backend other than "full_dtensor"."""
 
     fqns: list[str] | None = None
     """Modules to replace, such as ``["layers.0", "layers.1"]``; absent: all of them."""
@@ -66,4 +66,8 @@ def _fusion_problems(config: PluginTrainer.Config, options: Options) -> list[Pro
         what = f"{degree}, but the gradients of the norms' weights would not be summed over the ranks that share heads"
         fix = "set it to 1, or plugins.nki-rope.fused_qk_norm = false"
         problems.append(Problem("parallelism.tensor_parallel_degree", what, fix))
+    if config.parallelism.spmd_backend == "full_dtensor":
+        what = '"full_dtensor" passes the norms\' weights as DTensors, which their operator does not take'
+        fix = 'set it to "spmd_types" or "partial_dtensor", or plugins.nki-rope.fused_qk_norm = false'
+        problems.append(Problem("parallelism.spmd_backend", what, fix))
     return problems

@@ -9,6 +9,7 @@ from torchtitan.config.override import apply_overrides
 from torchtitan.tools import utils
 
 from torchtitan_qwen3_trn.kernels.operator import Operator
+from torchtitan_qwen3_trn.overrides.experts import RouteKeepingSelectiveAC
 from torchtitan_qwen3_trn.overrides.qk_norm_rope import QKNormRoPE, link
 
 MOE = TINY_MODEL.replace("[model]", '[model]\nbackend = "nki_moe"\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32')
@@ -46,6 +47,12 @@ def test_every_node_of_the_route_is_replaced_with_one_line_each(parse_job):
         "layers.1.moe.router TokenChoiceTopKRouter.Config -> StaticRouter.Config",
     ]
     assert len(lines) == 2 * 5
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("selective", True), ("full", False)])
+def test_selective_checkpointing_is_told_to_keep_routes(parse_job, mode, kept):
+    config = parse_job(base=MOE.replace('mode = "none"', f'mode = "{mode}"')).config
+    assert isinstance(config.activation_checkpoint, RouteKeepingSelectiveAC.Config) == kept
 
 
 def test_fqns_choose_layers(parse_job):
@@ -91,6 +98,19 @@ def test_sizes_that_do_not_fit_are_named_with_the_nearest_that_do(parse_job, on_
     assert "Traceback" not in outcome.message
 
 
+@pytest.mark.parametrize(("size", "nearest"), [(768, 1024), (513, 512)])
+def test_nearest_size_under_tensor_parallelism_is_one_that_the_job_can_set(parse_job, on_neuron, size, nearest):
+    def outcome(moe_hidden_dim: int):
+        base = REAL.replace("[training]", f"moe_hidden_dim = {moe_hidden_dim}\n[training]")
+        return parse_job("[parallelism]\ntensor_parallel_degree = 4\n", base=base, world_size=4)
+
+    refused = outcome(size)
+    assert refused.status == 2
+    assert f"model.moe_hidden_dim: {size} over 4 ranks does not fit" in refused.message
+    assert f"the nearest that does is {nearest}" in refused.message
+    assert outcome(nearest).status is None
+
+
 def test_the_reference_takes_any_size(parse_job):
     assert parse_job("[plugins.nki-moe]\nblock_rows = 1000\n", base=MOE).status is None
 
@@ -121,6 +141,11 @@ def test_auto_falls_back_once_with_the_reason(parse_job, monkeypatch):
         (
             "[plugins.nki-rope]\nfused_qk_norm = true\n[parallelism]\ntensor_parallel_degree = 2",
             "tensor_parallel_degree",
+        ),
+        (
+            '[plugins.nki-rope]\nfused_qk_norm = true\n[parallelism]\nspmd_backend = "full_dtensor"',
+            'parallelism.spmd_backend: "full_dtensor" passes the norms\' weights as DTensors, which their operator '
+            'does not take; set it to "spmd_types" or "partial_dtensor", or plugins.nki-rope.fused_qk_norm = false',
         ),
         ("[plugins.nki-moe]\nblock_rows = 0", "plugins.nki-moe.block_rows: 0"),
         ("[debug]\nspmd_typechecking = true", "debug.spmd_typechecking"),

@@ -38,10 +38,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class JobSize:
-    """A size as the job sets it: the key to name in a message, and the value."""
+    """A size as the job sets it: the key to name in a message, the value, and the ranks that share it evenly."""
 
     key: str
     value: int
+    shards: int = 1
 
 
 def violations(operator: str, limits: Sequence[Limit], sizes: Mapping[str, JobSize], *, cores: int) -> list[Problem]:
@@ -49,7 +50,7 @@ def violations(operator: str, limits: Sequence[Limit], sizes: Mapping[str, JobSi
 
     Args:
         operator: name to print.
-        limits: what the operator's kernel demands.
+        limits: what the operator's kernel demands of the part of a size that one rank holds.
         sizes: the job's value for each letter; letters without a limit are ignored, and so are absent ones.
         cores: physical cores per logical core (LNC), 1 or 2.
     """
@@ -58,8 +59,10 @@ def violations(operator: str, limits: Sequence[Limit], sizes: Mapping[str, JobSi
         job = sizes.get(limit.size)
         if job is None:
             continue
-        nearest = limit.nearest(job.value, cores=cores)
-        if nearest != job.value:
-            what = f"{job.value} does not fit the {operator} kernel: {limit.reason}"
+        share, remainder = divmod(job.value, job.shards)
+        nearest = limit.nearest(share, cores=cores) * job.shards
+        if remainder or nearest != job.value:
+            given = f"{job.value} over {job.shards} ranks" if job.shards > 1 else f"{job.value}"
+            what = f"{given} does not fit the {operator} kernel: {limit.reason}"
             problems.append(Problem(job.key, what, f"the nearest that does is {nearest}"))
     return problems

@@ -98,18 +98,28 @@ class Operator:
         return self._neuron(*args)  # type: ignore[misc]
 
     def prepare(self) -> None:
-        """Import the kernels of this operator and its backward and register them; nothing to do a second time.
+        """Use the kernels of this operator and its backward on Neuron, also after `fall_back`.
+
+        The first call imports and registers them.
 
         Raises:
-            KernelUnavailableError: naming the kernel and what is missing.
+            KernelUnavailableError: naming the kernel and what is missing; nothing changes then.
         """
-        family = [operator for operator in (self, *self.backward) if operator._neuron is None]
-        kernels = [operator._complete(_register_with_neuron(operator)) for operator in family]
+        family = (self, *self.backward)
+        kernels = [operator._registered for operator in family]
         for operator, kernel in zip(family, kernels, strict=True):
             operator._neuron = kernel
 
+    @functools.cached_property
+    def _registered(self) -> CustomOpDef:
+        try:
+            return self._complete(_register_with_neuron(self))
+        except Exception as error:  # whatever importing or compiling foreign code raises
+            what = f"kernel {self.kernel} cannot be used: {type(error).__name__}: {error}"
+            raise KernelUnavailableError(what) from error
+
     def fall_back(self, reason: str) -> None:
-        """Use the references on Neuron too, forward and backward, in this process; the reason is logged once."""
+        """Use the references on Neuron too, forward and backward, until `prepare`; the reason is logged once."""
         if self._neuron is not self._portable:
             logger.warning("%s runs as PyTorch operators on Neuron: %s", self.name, reason)
         for operator in (self, *self.backward):
@@ -117,8 +127,15 @@ class Operator:
 
 
 def logical_core_size() -> int:
-    """Physical cores per logical core (LNC): ``NEURON_LOGICAL_NC_CONFIG``, or 2, the default of Trn2 and Trn3."""
-    return int(os.environ.get(_LOGICAL_CORE_SIZE, "2"))
+    """Physical cores per logical core (LNC): ``NEURON_LOGICAL_NC_CONFIG``, or 2, the default of Trn2 and Trn3.
+
+    Raises:
+        KernelUnavailableError: the variable is set to anything but 1 or 2.
+    """
+    text = os.environ.get(_LOGICAL_CORE_SIZE, "2")
+    if text not in ("1", "2"):
+        raise KernelUnavailableError(f"the environment variable {_LOGICAL_CORE_SIZE} is {text!r}, expected 1 or 2")
+    return int(text)
 
 
 def _launch(kernel: Callable[..., Any], *args: Any) -> Any:
@@ -140,11 +157,8 @@ def _complete(
 
 def _register_with_neuron(operator: Operator) -> CustomOpDef:
     module_name, _, function = operator.kernel.partition(":")
-    try:
-        nki_op = importlib.import_module("torch_neuronx").nki_op
-        kernel = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
-        raise KernelUnavailableError(f"kernel {operator.kernel} cannot be used: {error}") from error
+    nki_op = importlib.import_module("torch_neuronx").nki_op
+    kernel = getattr(importlib.import_module(module_name), function)
 
     @functools.wraps(operator.reference)  # nki_op reads the schema from the signature
     def launch(*args: Any) -> Any:

@@ -36,19 +36,27 @@ class Routes(NamedTuple):
 def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest scores, largest first, the lower index first among equals.
 
-    K rounds of maximum and comparison, since top-k operators leave the order of equals open. A row of NaN gives valid
-    indices.
+    K rounds of maximum and comparison, since top-k operators leave the order of equals open. The k indices differ
+    whatever the scores: NaN counts as -inf, as the smallest.
 
     Args:
         scores_TE: any leading dimensions.
         k: at most E.
 
     Returns:
-        int64, last dimension k.
+        int64, last dimension k; from one custom operator, ``torchtitan_qwen3_trn::top_k``, so that checkpointing can
+        keep it.
     """
+    return _top_k(scores_TE.detach(), k)
+
+
+@torch.library.custom_op("torchtitan_qwen3_trn::top_k", mutates_args=())
+def _top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
     num_experts = scores_TE.shape[-1]
     expert_E = torch.arange(num_experts, dtype=torch.int32, device=scores_TE.device)
-    remaining_TE, ids = scores_TE.detach(), []
+    lowest = torch.finfo(scores_TE.dtype).min  # above the -inf that marks experts already chosen
+    remaining_TE = torch.where(scores_TE >= lowest, scores_TE, lowest)
+    ids = []
     for _ in range(k):
         best_T1 = remaining_TE.amax(-1, keepdim=True)
         candidate_TE = torch.where(remaining_TE == best_T1, expert_E, num_experts - 1)
@@ -56,6 +64,11 @@ def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
         remaining_TE = remaining_TE.masked_fill(expert_E == id_T1, float("-inf"))
         ids.append(id_T1)
     return torch.cat(ids, dim=-1).long()
+
+
+@_top_k.register_fake
+def _fake_top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
+    return scores_TE.new_empty((*scores_TE.shape[:-1], k), dtype=torch.int64)
 
 
 def routes(ids_TK: torch.Tensor, num_experts: int, *, ranks: int = 1) -> Routes:
@@ -195,14 +208,15 @@ def _rank_within(chosen_AE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Per column, the number of true entries, and above each entry the number of true ones; int32.
 
     Tiles of 128 rows are ranked by a product with a triangle of ones, then offset by the tiles before. Products of
-    zeros and ones summed in float32 are exact up to 2**24.
+    zeros and ones summed in float32 are exact up to 2**24; autocast would round counts above 256 to bfloat16.
     """
     rows, num_experts = chosen_AE.shape
     padded = torch.nn.functional.pad(chosen_AE.float(), (0, 0, 0, -rows % _TILE))
     tiles = padded.view(-1, _TILE, num_experts)
-    within = torch.ones(_TILE, _TILE, device=tiles.device).tril(-1) @ tiles
     totals = tiles.sum(1)
-    before = torch.ones(len(tiles), len(tiles), device=tiles.device).tril(-1) @ totals
+    with torch.autocast(tiles.device.type, enabled=False):
+        within = torch.ones(_TILE, _TILE, device=tiles.device).tril(-1) @ tiles
+        before = torch.ones(len(tiles), len(tiles), device=tiles.device).tril(-1) @ totals
     return totals.sum(0).int(), (within + before[:, None]).view(-1, num_experts)[:rows].int()
 
 

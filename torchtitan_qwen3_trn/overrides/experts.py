@@ -15,6 +15,7 @@ import torch
 from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
+from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.moe import GroupedExperts, TokenChoiceTopKRouter
 from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
@@ -31,9 +32,11 @@ from torchtitan_qwen3_trn.kernels.routing import (
 
 __all__ = [
     "KernelExperts",
+    "RouteKeepingSelectiveAC",
     "StaticDispatcher",
     "StaticRouter",
     "kernel_experts",
+    "route_keeping",
     "static_dispatcher",
     "static_router",
 ]
@@ -166,6 +169,22 @@ class StaticRouter(TokenChoiceTopKRouter):
         return chosen_BLK * self.route_scale, ids_BLK, scores_BLE
 
 
+class RouteKeepingSelectiveAC(SelectiveAC):
+    """Stock's selective checkpointing, which also keeps the experts that `StaticRouter` chose.
+
+    It keeps the rows exchanged between ranks, as stock does; choosing again from scores that differ in the last bit
+    would give them to other experts. Stock keeps its own top-k for the same reason.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        """Stock's options."""
+
+    def get_save_ops(self) -> set[Any]:
+        """Stock's operators and `top_k`."""
+        return super().get_save_ops() | {torch.ops.torchtitan_qwen3_trn.top_k.default}
+
+
 _SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softmax": partial(torch.nn.functional.softmax, dim=-1),
@@ -203,6 +222,13 @@ def kernel_experts(config: GroupedExperts.Config, *, block_rows: int = 256) -> K
 def static_dispatcher(config: AllToAllTokenDispatcher.Config) -> StaticDispatcher.Config:
     """Override factory: the `StaticDispatcher` that takes the place of ``config``."""
     return derive(config, StaticDispatcher.Config)
+
+
+def route_keeping(config: Any) -> Any:
+    """The `RouteKeepingSelectiveAC` that takes the place of stock's selective checkpointing; others are unchanged."""
+    if isinstance(config, SelectiveAC.Config):
+        return derive(config, RouteKeepingSelectiveAC.Config)
+    return config
 
 
 def static_router(config: TokenChoiceTopKRouter.Config) -> StaticRouter.Config:

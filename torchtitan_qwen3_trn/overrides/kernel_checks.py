@@ -56,7 +56,7 @@ def attention_sizes(config: PluginTrainer.Config) -> dict[str, JobSize]:
 
 
 def expert_sizes(config: PluginTrainer.Config, *, block_rows: int) -> dict[str, JobSize]:
-    """Model, expert and block dimensions of the job, as one rank holds them; none if its model has no experts."""
+    """Model, expert and block dimensions of the job, and the ranks that share each; none without experts."""
     layers = cast(Qwen3Model.Config, config.model_spec.model).layers if config.model_spec is not None else []
     experts = next((layer.moe.routed_experts.inner_experts for layer in layers if layer.moe is not None), None)
     if experts is None:
@@ -65,6 +65,6 @@ def expert_sizes(config: PluginTrainer.Config, *, block_rows: int) -> dict[str, 
     shards = degrees.tensor_parallel_degree if degrees.expert_parallel_degree == 1 else 1
     return {
         "D": JobSize("model.dim", experts.dim),
-        "F": JobSize("model.moe_hidden_dim", experts.hidden_dim // shards),
+        "F": JobSize("model.moe_hidden_dim", experts.hidden_dim, shards),
         "S": JobSize("plugins.nki-moe.block_rows", block_rows),
     }

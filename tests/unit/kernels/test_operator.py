@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torchtitan_qwen3_trn.kernels.experts import block_plan, experts
 from torchtitan_qwen3_trn.kernels.limits import JobSize, Limit, violations
 from torchtitan_qwen3_trn.kernels.nkilib_rope import nkilib_rope
-from torchtitan_qwen3_trn.kernels.operator import KernelUnavailableError, Operator
+from torchtitan_qwen3_trn.kernels.operator import KernelUnavailableError, Operator, logical_core_size
 from torchtitan_qwen3_trn.kernels.qk_norm_rope import qk_norm_rope
 from torchtitan_qwen3_trn.kernels.rope import rope
 
@@ -98,19 +100,47 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def declare(name: str, **others) -> Operator:
-    return Operator(
-        name=f"tests_operator::{name}",
-        reference=double,
-        fake=torch.empty_like,
-        kernel="no_such_module:kernel",
-        **others,
-    )
+def declare(name: str, kernel: str = "no_such_module:kernel", **others) -> Operator:
+    return Operator(name=f"tests_operator::{name}", reference=double, fake=torch.empty_like, kernel=kernel, **others)
 
 
-def test_missing_kernel_is_an_error_that_names_it():
-    with pytest.raises(KernelUnavailableError, match=r"no_such_module:kernel cannot be used: No module named"):
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Modules `torch_neuronx` and `stand_in_kernels` that can be imported; the former registers CPU operators."""
+    neuronx, kernels = types.ModuleType("torch_neuronx"), types.ModuleType("stand_in_kernels")
+    neuronx.nki_op = torch.library.custom_op
+    kernels.kernel = double
+    for module in (neuronx, kernels):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return neuronx
+
+
+def test_missing_kernel_is_an_error_that_names_it(stand_in):
+    message = r"no_such_module:kernel cannot be used: ModuleNotFoundError: No module named 'no_such_module'"
+    with pytest.raises(KernelUnavailableError, match=message):
         declare("strict").prepare()
+    with pytest.raises(KernelUnavailableError, match="stand_in_kernels:other cannot be used: AttributeError"):
+        declare("strict_name", "stand_in_kernels:other").prepare()
+
+
+def test_whatever_registering_raises_is_the_same_error(stand_in, monkeypatch):
+    def refuse(name: str, mutates_args: tuple = ()) -> None:
+        raise RuntimeError("unsupported instance")
+
+    monkeypatch.setattr(stand_in, "nki_op", refuse)
+    operator = declare("refused", "stand_in_kernels:kernel")
+    message = "stand_in_kernels:kernel cannot be used: RuntimeError: unsupported instance"
+    with pytest.raises(KernelUnavailableError, match=message):
+        operator.prepare()
+    monkeypatch.setattr(stand_in, "nki_op", torch.library.custom_op)
+    operator.prepare()  # a failure is not remembered
+
+
+@pytest.mark.parametrize("text", ["two", "", "0", "3"])
+def test_core_size_that_is_none_makes_kernels_unavailable(monkeypatch, text):
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", text)
+    with pytest.raises(KernelUnavailableError, match=f"NEURON_LOGICAL_NC_CONFIG is '{text}', expected 1 or 2"):
+        logical_core_size()
 
 
 def test_agreed_fall_back_includes_backward_and_is_logged_once(caplog):
@@ -119,10 +149,28 @@ def test_agreed_fall_back_includes_backward_and_is_logged_once(caplog):
     with caplog.at_level(logging.WARNING):
         operator.fall_back("no tiles")
         operator.fall_back("no tiles")
-    operator.prepare()  # has nothing left to look for
-    backward.prepare()
+    assert operator._neuron is operator._portable
+    assert backward._neuron is backward._portable
     (record,) = caplog.records
     assert record.getMessage() == "tests_operator::lenient runs as PyTorch operators on Neuron: no tiles"
+
+
+def test_kernels_are_demanded_again_after_a_fall_back():
+    operator = declare("lenient_first")
+    operator.fall_back("no kernel")
+    with pytest.raises(KernelUnavailableError):
+        operator.prepare()
+
+
+def test_kernels_are_used_again_after_a_fall_back(stand_in):
+    backward = declare("returning_backward", "stand_in_kernels:kernel")
+    operator = declare("returning", "stand_in_kernels:kernel", backward=(backward,))
+    operator.prepare()
+    kernels = operator._neuron, backward._neuron
+    assert operator._portable not in kernels
+    operator.fall_back("no tiles")
+    operator.prepare()
+    assert (operator._neuron, backward._neuron) == kernels
 
 
 @pytest.mark.parametrize(
@@ -151,3 +199,12 @@ def test_violation_names_key_value_reason_and_nearest_value():
         "training.seq_len: 300 does not fit the rope kernel: tiles of 128 positions; the nearest that does is 256"
     )
     assert violations("rope", (limit,), {"H": JobSize("model.head_dim", 3)}, cores=2) == []
+
+
+@pytest.mark.parametrize(("value", "nearest"), [(768, 1024), (513, 512), (3, 512)])
+def test_size_that_ranks_share_is_checked_per_rank_and_reported_whole(value, nearest):
+    limit = Limit(size="F", multiple_of=128, reason="tiles of 128 columns")
+    (problem,) = violations("experts", (limit,), {"F": JobSize("model.moe_hidden_dim", value, 4)}, cores=2)
+    assert problem.what == f"{value} over 4 ranks does not fit the experts kernel: tiles of 128 columns"
+    assert problem.fix == f"the nearest that does is {nearest}"
+    assert violations("experts", (limit,), {"F": JobSize("model.moe_hidden_dim", nearest, 4)}, cores=2) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import TokenChoiceTopKRouter
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
@@ -17,11 +18,11 @@ from torchtitan_qwen3_trn.kernels.routing import (
     take_rows,
     top_k,
 )
-from torchtitan_qwen3_trn.overrides.experts import StaticDispatcher, static_router
+from torchtitan_qwen3_trn.overrides.experts import StaticDispatcher, route_keeping, static_router
 
 MISSING = {
     "sort", "argsort", "topk", "bincount", "histc", "unique", "searchsorted", "scatter_add", "index_add", "index_put",
-    "_index_put_impl_", "index", "gather", "nonzero", "repeat_interleave", "one_hot", "cumsum", "_local_scalar_dense",
+    "_index_put_impl", "index", "gather", "nonzero", "repeat_interleave", "one_hot", "cumsum", "_local_scalar_dense",
 }  # fmt: skip
 """What public sources of torch-neuronx lack or run slowly, and what needs the host (see the plugin's documentation)."""
 
@@ -32,7 +33,7 @@ class Seen(TorchDispatchMode):
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(func.overloadpacket.__name__)
+        self.names.add(func.overloadpacket.__name__.rstrip("_"))  # in-place forms too
         return func(*args, **(kwargs or {}))
 
 
@@ -52,14 +53,45 @@ def test_top_k_chooses_what_topk_chooses(tokens, k, num_experts):
     assert torch.equal(top_k(scores, k), scores.topk(k, dim=-1).indices)
 
 
+def test_top_k_is_an_operator():
+    torch.library.opcheck(torch.ops.torchtitan_qwen3_trn.top_k.default, (torch.rand(2, 5, 8), 3))
+
+
+@pytest.mark.parametrize(("adjust", "again"), [(route_keeping, [0, 1]), (lambda config: config, [2, 1])])
+def test_selective_checkpointing_keeps_the_chosen_experts(adjust, again):
+    """Scores that differ when they are computed again stand for arithmetic that is not reproducible."""
+    scores, chosen = iter(torch.tensor([[[3.0, 2.0, 1.0]], [[1.0, 2.0, 3.0]]])), []
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            chosen.append(top_k(next(scores), 2))
+            return x * chosen[-1]
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"0": Layer()})
+    adjust(SelectiveAC.Config()).build().apply(model)
+    model.layers["0"](torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert [ids[0].tolist() for ids in chosen] == [[0, 1], again]
+
+
 def test_equal_scores_go_to_the_lower_expert():
     assert top_k(torch.tensor([[0.5, 0.5, 0.1, 0.5], [0.0, 0.0, 0.0, 0.0]]), 3).tolist() == [[0, 1, 3], [0, 1, 2]]
 
 
-def test_scores_of_nan_give_experts_that_exist():
-    ids = top_k(torch.full((2, 4), float("nan")), 2)
-    assert ((ids >= 0) & (ids < 4)).all()
-    assert routes(ids, 4).counts_E.sum() == 4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_differ_where_scores_are_not_numbers(dtype):
+    nan, inf = float("nan"), float("inf")
+    rows = [[nan] * 8, [-inf] * 8, [-inf] * 3 + [1.0] + [-inf] * 4, [nan, 2.0, nan, 3.0, -inf, nan, nan, nan]]
+    ids = top_k(torch.tensor([*rows, [inf, 0.0, inf, nan, 1.0, -inf, nan, nan]], dtype=dtype), 4)
+    assert ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [3, 0, 1, 2], [3, 1, 0, 2], [0, 2, 4, 1]]
+
+
+def test_scores_of_nan_fit_the_exchange_between_ranks():
+    """Its rows suffice for tokens that choose different experts only."""
+    ids = top_k(torch.full((5, 8), float("nan")), 4)
+    plan = routes(ids, 8, ranks=4)
+    assert plan.counts_E.tolist() == [5, 5, 5, 5, 0, 0, 0, 0]
+    assert torch.equal(plan.source_R[plan.row_TK.flatten()], torch.arange(5 * 4))
 
 
 @pytest.mark.parametrize("skewed", [False, True])
@@ -70,6 +102,15 @@ def test_rows_are_those_of_a_stable_sort_by_expert(tokens, k, num_experts, skewe
     assert torch.equal(plan.source_R, torch.argsort(ids.flatten(), stable=True))
     assert torch.equal(plan.source_R[plan.row_TK.flatten()], torch.arange(tokens * k))
     assert torch.equal(plan.counts_E, torch.bincount(ids.flatten(), minlength=num_experts).int())
+
+
+def test_autocast_does_not_change_routes():
+    ids = draw_ids(2048, 4, 16, skewed=True)
+    expected = routes(ids, 16, ranks=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = routes(ids, 16, ranks=2)
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -187,9 +228,11 @@ def test_nothing_that_neuron_lacks_is_called_forward_or_backward():
         route_norm=True,
     )
     router, dispatcher = static_router(config).build(), both_dispatchers(16, 4)[1]
+    choose = torch._library.custom_ops.OPDEFS["torchtitan_qwen3_trn::top_k"]._init_fn  # what the operator hides
     x = torch.randn(2, 5, 8, requires_grad=True)
     with Seen() as seen:
         scores, ids, _ = router(x, None)
+        choose(scores, 2)
         flat = x.view(10, 8)
         rows, _, metadata = dispatcher.dispatch(flat, scores.view(10, 4), ids.view(10, 4), torch.empty(0))
         dispatcher.combine(rows, metadata, flat).sum().backward()
