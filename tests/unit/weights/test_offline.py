@@ -245,3 +245,38 @@ def test_a_folder_in_order_passes_with_a_table(published, capsys):
     printed = capsys.readouterr().out
     assert "16 tokens" in printed
     assert "failed" not in printed
+
+
+def tied_config(published, tmp_path):
+    folder = tmp_path / "tied_config"
+    folder.mkdir()
+    config = read_hf_config(published / "untied") | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("route", ["native", "huggingface_v5"])
+def test_an_untied_checkpoint_is_not_exported_as_a_tied_model(published, tmp_path, capsys, route):
+    import_folder(published / "untied", tmp_path / "dcp", route=route)
+    assets = tied_config(published, tmp_path)
+    assert main(["export", str(tmp_path / "dcp"), str(tmp_path / "out"), "--assets", str(assets)]) == 2
+    message = capsys.readouterr().err
+    assert "lm_head.weight differs from " in message
+    assert "tie_word_embeddings false" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_untied_checkpoint_is_told_from_a_tied_export(published, tmp_path):
+    import_folder(published / "untied", tmp_path / "dcp")
+    folder = changed(published, tmp_path, lambda folder: set_config(folder, tie_word_embeddings=True), kind="untied")
+    found = {finding.check: finding for finding in verify(folder, checkpoint=tmp_path / "dcp")}
+    assert found["checkpoint"].outcome == "failed"
+    assert "lm_head.weight differs from tok_embeddings.weight" in found["checkpoint"].detail
+
+
+def test_a_checkpoint_with_an_expert_bias_is_not_what_its_export_computes(published, tmp_path):
+    checkpoint = native_checkpoint(tmp_path / "dcp", published / "moe", bias=-0.25)
+    export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe", drop_expert_bias=True)
+    found = {finding.check: finding for finding in verify(tmp_path / "out", checkpoint=checkpoint)}
+    assert found["checkpoint"].outcome == "failed"
+    assert "furthest in layers.1.moe.expert_bias_E: 0.25" in found["checkpoint"].detail
