@@ -12,7 +12,8 @@ from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import from_folder, hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.weights.check import config_differences
-from torchtitan_qwen3_trn.weights.headers import check_tensors
+from torchtitan_qwen3_trn.weights.headers import check_tensors, read_headers
+from torchtitan_qwen3_trn.weights.tying import tying_problems
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -21,7 +22,10 @@ __all__ = ["check", "will_load_files"]
 
 
 def check(config: PluginTrainer.Config) -> list[Problem]:
-    """What keeps the files from being loaded as the weights of the job's model: all of it, from headers alone."""
+    """What keeps the files from being loaded as the weights of the job's model: all of it.
+
+    Reads headers, and of tensors only a tied output layer that the files repeat.
+    """
     return list(_problems(config))
 
 
@@ -52,4 +56,5 @@ def _problems(config: PluginTrainer.Config) -> Iterator[Problem]:
     except JobError as error:
         yield from error.problems
         return
-    yield from check_tensors(folder, layout.shapes, ignores=layout.ignores)
+    problems = check_tensors(folder, layout.shapes, ignores=layout.ignores)
+    yield from problems or tying_problems(folder, layout, read_headers(folder)[0])

@@ -38,6 +38,7 @@ from torchtitan_qwen3_trn.weights.export import Export, export
 from torchtitan_qwen3_trn.weights.export_job import ASSETS, without_expert_bias
 from torchtitan_qwen3_trn.weights.headers import check_tensors, listed, read_headers
 from torchtitan_qwen3_trn.weights.publish import Draft
+from torchtitan_qwen3_trn.weights.tying import tying_problems
 
 __all__ = ["Route", "checkpoint_tensors", "export_checkpoint", "import_folder", "route_of"]
 
@@ -176,6 +177,7 @@ def import_folder(folder: Path, checkpoint: Path, *, route: Route = "native") ->
     """
     layout = layout_of_folder(folder)
     problems = check_tensors(folder, layout.shapes, ignores=layout.ignores)
+    problems = problems or tying_problems(folder, layout, read_headers(folder)[0])
     if problems:
         raise JobError(problems, str(folder))
     config = from_folder(folder)

@@ -240,3 +240,13 @@ def test_a_config_that_disagrees_with_the_job_is_an_error_before_anything_is_bui
     assert "rope_parameters: " in outcome.message
     assert "11 tensors (" in outcome.message
     assert parse_job(NATIVE.format(folder=folder, changes=f'backend = "{backend}"'), base="").status is None
+
+
+@pytest.mark.parametrize("backend", ["native", "huggingface_v5"])
+def test_a_job_does_not_start_from_a_tied_folder_with_another_output_layer(parse_job, tmp_path, backend):
+    folder = write_checkpoint(tmp_path, "qwen3", tie_word_embeddings=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    outcome = parse_job(NATIVE.format(folder=folder, changes=f'backend = "{backend}"'), base="")
+    assert outcome.status == 2
+    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json and differs" in outcome.message

@@ -280,3 +280,22 @@ def test_a_checkpoint_with_an_expert_bias_is_not_what_its_export_computes(publis
     found = {finding.check: finding for finding in verify(tmp_path / "out", checkpoint=checkpoint)}
     assert found["checkpoint"].outcome == "failed"
     assert "furthest in layers.1.moe.expert_bias_E: 0.25" in found["checkpoint"].detail
+
+
+@pytest.mark.parametrize("route", ["native", "huggingface_v5"])
+def test_a_tied_folder_with_another_output_layer_is_not_imported(published, tmp_path, capsys, route):
+    folder = changed(published, tmp_path, lambda folder: set_config(folder, tie_word_embeddings=True), kind="untied")
+    assert main(["import", str(folder), str(tmp_path / "dcp"), "--route", route]) == 2
+    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json and differs" in capsys.readouterr().err
+    assert not (tmp_path / "dcp").exists()
+
+
+def test_a_tied_folder_that_repeats_the_embedding_is_imported(published, tmp_path):
+    def repeat(folder):
+        set_config(folder, tie_word_embeddings=True)
+        embedding = tensors(folder)["model.embed_tokens.weight"]
+        rewrite(folder, "lm_head.weight", lambda _: embedding.clone())
+
+    folder = changed(published, tmp_path, repeat, kind="untied")
+    import_folder(folder, tmp_path / "dcp")
+    assert "lm_head.weight repeats" in {row.check: row.detail for row in verify(folder, cheap=True)}["tying"]
