@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -34,7 +35,7 @@ from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.weights.assets import write_assets
 from torchtitan_qwen3_trn.weights.check import layout_of_folder
-from torchtitan_qwen3_trn.weights.export import Export, export
+from torchtitan_qwen3_trn.weights.export import Export, export, said
 from torchtitan_qwen3_trn.weights.export_job import ASSETS, without_expert_bias
 from torchtitan_qwen3_trn.weights.headers import check_tensors, listed, read_headers
 from torchtitan_qwen3_trn.weights.publish import Draft
@@ -195,9 +196,9 @@ def import_folder(folder: Path, checkpoint: Path, *, route: Route = "native") ->
             draft.publish()
         except BaseException as error:
             draft.discard()
-            if isinstance(error, OSError):
-                what = f"cannot be written ({error.strerror or error})"
-                raise JobError([Problem(str(checkpoint), what, "free space, or choose another folder")]) from error
+            cause = _cause(error) if isinstance(error, CheckpointException) else error
+            if isinstance(error, CheckpointException | OSError) and isinstance(cause, Exception):
+                raise JobError(said(cause, checkpoint), "import") from error
             raise
 
 
@@ -241,15 +242,26 @@ class _KeyReader:
             return self._recent[key]
         stored = self._metadata.state_dict_metadata[key]
         if not isinstance(stored, TensorStorageMetadata):
-            raise ValueError(f"{key} is not a tensor")
+            what = f"{key} is not a tensor"
+            raise JobError([Problem(str(self._reader.path), what, "name a folder step-N of a training checkpoint")])
         several = len(self._names.get(key, ())) > 1
         while len(self._recent) >= (_KEPT if several else 1):
             self._recent.popitem(last=False)
         value = torch.empty(stored.size, dtype=stored.properties.dtype)
-        load({key: value}, storage_reader=self._reader, no_dist=True)
+        try:
+            load({key: value}, storage_reader=self._reader, no_dist=True)
+        except CheckpointException as error:
+            raise JobError([self._unreadable(key, _cause(error))]) from error
         if several:
             self._recent[key] = value
         return value
+
+    def _unreadable(self, key: str, cause: BaseException) -> Problem:
+        stored = self._metadata.storage_data.items()
+        files = sorted({info.relative_path for index, info in stored if index.fqn == key})
+        reason = " ".join(str(cause).split())[:200] or "the file ends too early"
+        what = f"{key} cannot be read ({type(cause).__name__}: {reason})"
+        return Problem(f"{self._reader.path}: {', '.join(files)}", what, "copy the checkpoint again, or use another step")
 
 
 class _Folder:
@@ -310,6 +322,11 @@ def _skeleton(route: Route, config: PreTrainedConfig, folder: Path) -> _Skeleton
     layout = layout_of(model)
     hf = HFModel.Config(architecture=config, layout=layout, tensor_parallel_plan={}, vocab_size=config.vocab_size)
     return _Skeleton(dict(model.state_dict()), HFStateDictAdapter(hf, None), layout.names, layout.tied)
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """What went wrong on the first rank that failed."""
+    return next(iter(error.failures.values()))[0]
 
 
 def _biases(state_dict: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+import signal
 
 import pytest
 import torch
@@ -299,3 +301,36 @@ def test_a_tied_folder_that_repeats_the_embedding_is_imported(published, tmp_pat
     folder = changed(published, tmp_path, repeat, kind="untied")
     import_folder(folder, tmp_path / "dcp")
     assert "lm_head.weight repeats" in {row.check: row.detail for row in verify(folder, cheap=True)}["tying"]
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.999, None], ids=["empty", "half", "almost", "absent"])
+def test_a_checkpoint_with_a_truncated_file_is_refused_in_one_message(published, tmp_path, capsys, left):
+    import_folder(published / "untied", tmp_path / "dcp")
+    file = next((tmp_path / "dcp").glob("*.distcp"))
+    data = file.read_bytes()
+    file.unlink()
+    if left is not None:
+        file.write_bytes(data[: int(left * len(data))])
+    assert main(["export", str(tmp_path / "dcp"), str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "export: 1 problem" in message
+    assert f"dcp: {file.name}: " in message
+    assert "cannot be read (" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["dcp"]
+    found = {row.check: row for row in verify(published / "untied", checkpoint=tmp_path / "dcp")}
+    assert found["checkpoint"].outcome == "failed"
+    assert f"dcp: {file.name}: " in found["checkpoint"].detail
+
+
+def test_an_import_onto_a_full_disk_says_so_and_leaves_nothing(published, tmp_path, capsys):
+    """The limit on the size of files stands in for the disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
+    try:
+        assert main(["import", str(published / "untied"), str(tmp_path / "dcp")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert "the disk is full or the file may not grow" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
