@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hf_checkpoints import small_config, write_checkpoint
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
@@ -173,6 +175,18 @@ def test_a_write_that_fails_half_way_publishes_nothing(model, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_fault_on_several_ranks_is_one_line(model, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        failures = {rank: (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out"), None) for rank in range(3)}
+        raise CheckpointException("save", failures)
+
+    monkeypatch.setattr(export_module, "save", fail)
+    config, tensors = model
+    with pytest.raises(JobError, match="the disk is full") as caught:
+        export(tensors, wanted(config, tmp_path))
+    assert len(caught.value.problems) == 1
 
 
 JOB = """
