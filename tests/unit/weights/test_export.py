@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.weights import export as export_module
+from torchtitan_qwen3_trn.weights import export_job
 from torchtitan_qwen3_trn.weights.assets import layout_and_class
 from torchtitan_qwen3_trn.weights.export import Export, export
 from torchtitan_qwen3_trn.weights.files import Place, index_of, parse_size, plan_files
@@ -212,10 +214,34 @@ def test_a_run_that_goes_on_does_not_stumble_over_its_own_earlier_export(parse_j
     import torch.distributed.checkpoint as dcp
 
     job = JOB.format(folder=tmp_path, options="steps = [2]") + "[checkpoint]\nenable = true\n"
+    before = parse_job(job)
     (tmp_path / "export/step-2").mkdir(parents=True)
     assert "export/step-2: exists already" in parse_job(job).message
-    dcp.save({"train_state": {"step": torch.tensor(2)}}, checkpoint_id=tmp_path / "checkpoint/step-2")
+    with torch.device("meta"):
+        tensors = before.config.model_spec.model.build().state_dict()
+    trained = {name: torch.zeros(value.shape) for name, value in tensors.items()}
+    dcp.save(trained | {"train_state": {"step": torch.tensor(2)}}, checkpoint_id=tmp_path / "checkpoint/step-2")
     assert parse_job(job).status is None
+
+
+def test_a_restarted_run_keeps_the_export_it_has_written_and_no_other_folder(parse_job, tmp_path, caplog):
+    job = JOB.format(folder=tmp_path, options="steps = [2]")
+    config = parse_job(job).config
+    trainer = SimpleNamespace(config=config, model_config=config.model_spec.model, step=2)
+    trainer.model_parts = [config.model_spec.model.build()]
+    options = SimpleNamespace(folder="export", at_end=True, steps=[2], max_shard_size="5GB", drop_expert_bias=False)
+    export_job.export_model(trainer, options, 2)
+    written = (tmp_path / "export/step-2/model.safetensors").stat()
+    assert parse_job(job).status is None
+    with caplog.at_level("INFO"):
+        export_job.export_model(trainer, options, 2)
+    assert caplog.text.count("export of step 2 from before a restart and is kept") == 1
+    assert (tmp_path / "export/step-2/model.safetensors").stat() == written
+    (tmp_path / "export/step-2").rename(tmp_path / "export/step-3")
+    assert "export/step-3: exists already" in parse_job(job).message
+    (tmp_path / "export/step-3").rename(tmp_path / "export/step-2")
+    os.truncate(tmp_path / "export/step-2/model.safetensors", 1000)
+    assert "export/step-2: exists already" in parse_job(job).message
 
 
 def test_a_job_that_trains_an_expert_bias_is_refused_unless_it_says_so(parse_job, tmp_path):
