@@ -11,7 +11,7 @@ from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import from_folder, hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
-from torchtitan_qwen3_trn.weights.check import config_differences
+from torchtitan_qwen3_trn.weights.check import config_differences, count_problems
 from torchtitan_qwen3_trn.weights.headers import check_tensors, read_headers
 from torchtitan_qwen3_trn.weights.tying import tying_problems
 
@@ -47,6 +47,10 @@ def _problems(config: PluginTrainer.Config) -> Iterator[Problem]:
         return
     folder = Path(checkpoint.initial_load_path or config.hf_assets_path)
     try:
+        found, _ = read_headers(folder)
+        if found and (folder / "config.json").exists() and (problems := count_problems(folder, len(found))):
+            yield from problems
+            return
         wanted = hf_config_for(config)[1]
         if (folder / "config.json").exists():
             where, fix = str(folder / "config.json"), "change [model], or load the weights of the model it describes"
@@ -57,4 +61,4 @@ def _problems(config: PluginTrainer.Config) -> Iterator[Problem]:
         yield from error.problems
         return
     problems = check_tensors(folder, layout.shapes, ignores=layout.ignores)
-    yield from problems or tying_problems(folder, layout, read_headers(folder)[0])
+    yield from problems or tying_problems(folder, layout, found)

@@ -290,3 +290,14 @@ def test_a_job_does_not_start_from_a_tied_folder_with_another_output_layer(parse
     outcome = parse_job(NATIVE.format(folder=folder, changes=f'backend = "{backend}"'), base="")
     assert outcome.status == 2
     assert "lm_head.weight is tied to model.embed_tokens.weight by config.json and differs" in outcome.message
+
+
+def test_a_job_refuses_endless_layers_before_it_builds_them(parse_job, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "qwen3")
+    hostile = shutil.copytree(folder, tmp_path / "hostile")
+    config = json.loads((hostile / "config.json").read_text())
+    (hostile / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9, "layer_types": None}))
+    job = NATIVE.format(folder=folder, changes="").replace("[job]", f'initial_load_path = "{hostile}"\n[job]')
+    outcome = parse_job(job, base="")
+    assert outcome.status == 2
+    assert "num_hidden_layers: 1000000000 cannot be right" in outcome.message
