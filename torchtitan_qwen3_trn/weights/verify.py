@@ -28,7 +28,7 @@ from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
 from torchtitan_qwen3_trn.weights.assets import has_tokenizer
 from torchtitan_qwen3_trn.weights.check import layout_of_folder, total_size_problems
 from torchtitan_qwen3_trn.weights.files import DTYPE_NAMES
-from torchtitan_qwen3_trn.weights.folder import file_problem, weight_files
+from torchtitan_qwen3_trn.weights.folder import file_problem, links_out, weight_files
 from torchtitan_qwen3_trn.weights.headers import TensorHeader, check_tensors, read_headers
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors
@@ -124,7 +124,7 @@ def _files(folder: Path) -> Iterator[str]:
     others = [
         path for path in folder.iterdir() if path.suffix != ".safetensors" and (path.is_symlink() or not path.is_dir())
     ]
-    _stop_on(problems + [problem for path in others if (problem := file_problem(path))])
+    _stop_on(problems + [problem for path in others if (problem := file_problem(path))] + links_out(folder))
     files = {header.file for header in found.values()}
     yield f"{len(files)} file{'s' if len(files) > 1 else ''}, {len(found)} tensors"
 

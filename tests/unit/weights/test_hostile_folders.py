@@ -213,6 +213,17 @@ def test_a_spoiled_folder_is_refused_with_the_reason(folder, capsys, spoil):
     assert not (folder.parent / "ran").exists()
 
 
+@pytest.mark.parametrize("target", ["/etc", "/etc/passwd", "../../outside"])
+def test_a_link_out_of_a_subfolder_is_refused(folder, target):
+    (folder / "original").mkdir()
+    (folder / "original/inside").symlink_to("../config.json")
+    assert verify(folder, cheap=True)[0].outcome == "ok"
+    (folder / "original/link").symlink_to(target)
+    finding = verify(folder, cheap=True)[0]
+    assert finding.outcome == "failed"
+    assert "original/link: is a symbolic link out of the folder" in finding.detail
+
+
 def test_the_links_of_the_hugging_face_cache_are_followed(folder, tmp_path):
     blobs, snapshot = tmp_path / "models--x/blobs", tmp_path / "models--x/snapshots/0123"
     blobs.mkdir(parents=True)
