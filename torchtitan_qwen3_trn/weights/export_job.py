@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -119,8 +120,9 @@ def keep_assets(trainer: PluginTrainer, step: int) -> None:
 def without_expert_bias(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """``state_dict`` without torchtitan's expert bias; a bias that is not zero is logged."""
     largest = {key: _largest(value) for key, value in state_dict.items() if _EXPERT_BIAS.fullmatch(key)}
-    if largest and max(largest.values()) > 0:
-        key = max(largest, key=lambda each: largest[each])
+    if any(value != 0 for value in largest.values()):
+        # NaN is not larger than anything, and yet the worst.
+        key = max(largest, key=lambda each: (math.isnan(largest[each]), largest[each]))
         logger.warning(
             "The expert bias is left out of the export, as the job asks for; the largest is %g in %s. "
             "Tokens will go to other experts than in training",

@@ -334,3 +334,11 @@ def test_an_import_onto_a_full_disk_says_so_and_leaves_nothing(published, tmp_pa
         signal.signal(signal.SIGXFSZ, ignored)
     assert "the disk is full or the file may not grow" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_expert_bias_of_nan_has_moved(published, tmp_path, caplog):
+    checkpoint = native_checkpoint(tmp_path / "dcp", published / "moe", bias=float("nan"))
+    with pytest.raises(JobError, match=r"furthest in layers.1.moe.expert_bias_E: nan"):
+        export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe")
+    export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe", drop_expert_bias=True)
+    assert "the largest is nan in layers.1.moe.expert_bias_E" in caplog.text
