@@ -15,7 +15,8 @@ class Options:
     """Section ``[plugins.safetensors-export]``. ``checkpoint.export_dtype`` says the type of the tensors."""
 
     folder: str = "export"
-    """Where exports go, relative to ``job.dump_folder``: one folder ``step-N`` each, which must not exist."""
+    """Where exports go, relative to ``job.dump_folder``: one folder ``step-N`` each. One that is there already must be
+    this job's export from before a restart, and is kept."""
 
     at_end: bool = True
     """Export when training has ended."""

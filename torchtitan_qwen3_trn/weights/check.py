@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torchtitan_qwen3_trn.weights.folder import read_json
 from torchtitan_qwen3_trn.weights.headers import DTYPE_BYTES, INDEX, TensorHeader, check_tensors, read_headers
 from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
-__all__ = ["check_export", "config_differences", "layout_of_folder", "total_size_problems"]
+__all__ = ["check_export", "config_differences", "count_problems", "layout_of_folder", "total_size_problems"]
 
 # Keys of config.json that decide what the weights compute, in any architecture.
 _MEANING = (
@@ -43,7 +43,15 @@ _MEANING = (
     "decoder_sparse_step",
 )
 # Counts that decide how much work building a model is, even one without memory.
-_COUNTS = ("num_hidden_layers", "num_experts", "num_local_experts", "n_routed_experts")
+_COUNTS = {
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+}
 
 
 def check_export(folder: Path, config: PreTrainedConfig) -> list[Problem]:
@@ -69,13 +77,35 @@ def layout_of_folder(folder: Path) -> Layout:
     found, problems = read_headers(folder)
     if problems:
         raise JobError(problems)
-    raw = read_hf_config(folder)
-    for key in _COUNTS:
-        count = raw.get(key)
-        if isinstance(count, int | float) and not 0 <= count <= len(found):
-            what = f"{ascii(count)[:40]} cannot be right for files with {len(found)} tensors"
-            raise JobError([Problem(f"{folder / 'config.json'}: {key}", what, "use the config.json of these weights")])
+    if problems := count_problems(folder, len(found)):
+        raise JobError(problems)
     return layout_of(build_on_meta(from_folder(folder), document_mask=True, experts="eager"))
+
+
+def count_problems(folder: Path, tensors: int) -> list[Problem]:
+    """Numbers of layers or experts in ``folder/config.json`` that a model of so many tensors cannot have.
+
+    Raises:
+        JobError: config.json cannot be read.
+    """
+    return [
+        Problem(
+            f"{folder / 'config.json'}: {where}",
+            f"{ascii(count)[:40]} cannot be right for files with {tensors} tensors",
+            "use the config.json of these weights",
+        )
+        for where, count in _counts(read_hf_config(folder))
+        if not 0 <= count <= tensors
+    ]
+
+
+def _counts(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """All counts of layers and experts, of nested configurations too, with their key paths."""
+    for key, value in raw.items():
+        if isinstance(value, dict):
+            yield from _counts(value, f"{prefix}{key}.")
+        elif key in _COUNTS and isinstance(value, int | float):
+            yield prefix + key, value
 
 
 def config_differences(written: PreTrainedConfig, meant: PreTrainedConfig) -> list[str]:

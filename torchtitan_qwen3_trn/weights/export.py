@@ -30,7 +30,7 @@ from torchtitan_qwen3_trn.weights.manifest import MANIFEST, write_manifest
 from torchtitan_qwen3_trn.weights.publish import Draft, draft_folder
 from torchtitan_qwen3_trn.weights.writer import InPlaceWriter, sha256_of
 
-__all__ = ["Export", "export", "in_agreement"]
+__all__ = ["Export", "export", "in_agreement", "said"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,9 @@ def export(state_dict: Mapping[str, Any], wanted: Export, *, planner: DefaultSav
             try:
                 save(dict(state_dict), storage_writer=writer, planner=planner or DefaultSavePlanner())
             except CheckpointException as error:
-                raise JobError([_said(failure[0], folder) for failure in error.failures.values()]) from error
+                # The same fault on several ranks is one problem.
+                found = [problem for cause, _ in error.failures.values() for problem in said(cause, folder)]
+                raise JobError(dict.fromkeys(found), "export") from error
         checksums = _checksums(folder, writer.checksums)
         in_agreement(lambda: _complete(draft, wanted, checksums) if draft else None)
     except BaseException:
@@ -119,7 +121,7 @@ def in_agreement(action: Callable[[], _T]) -> _T:
         problems = error.problems
     except Exception as error:
         logger.debug("failed on rank %d", _rank(), exc_info=True)
-        problems = [_said(error, None)]
+        problems = said(error, None)
     everyones = [problems]
     if dist.is_initialized():
         everyones = [[] for _ in range(dist.get_world_size())]
@@ -128,6 +130,22 @@ def in_agreement(action: Callable[[], _T]) -> _T:
     if found:
         raise JobError(found, "export")
     return result
+
+
+def said(error: BaseException, folder: Path | None) -> list[Problem]:
+    """What ``error`` means for a user who wants ``folder`` written."""
+    if isinstance(error, JobError):
+        return error.problems
+    # torch's zip writer replaces the file system's error by one of its own.
+    error = error.__context__ if isinstance(error.__context__, OSError) else error
+    where = str(folder or "export")
+    if isinstance(error, OSError):
+        where = str(error.filename or where)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            what = f"the disk is full or the file may not grow ({error.strerror}); nothing was published"
+            return [Problem(where, what, "free space, or choose another folder")]
+        return [Problem(where, f"cannot be written ({error.strerror or error}); nothing was published")]
+    return [Problem(where, f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")]
 
 
 def _rank() -> int:
@@ -176,17 +194,6 @@ def _complete(draft: Draft, wanted: Export, checksums: dict[str, str]) -> None:
     if problems:
         raise JobError(problems, "the export failed its own check and was not published")
     draft.publish()
-
-
-def _said(error: BaseException, folder: Path | None) -> Problem:
-    where = str(folder or "export")
-    if isinstance(error, OSError):
-        where = str(error.filename or where)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            what = f"the disk is full or the file may not grow ({error.strerror}); nothing was published"
-            return Problem(where, what, "free space, or choose another folder")
-        return Problem(where, f"cannot be written ({error.strerror or error}); nothing was published")
-    return Problem("export", f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
 
 
 class _Bar:

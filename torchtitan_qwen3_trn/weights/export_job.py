@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torchtitan.config import TORCH_DTYPE_MAP
 
@@ -19,6 +21,8 @@ from torchtitan_qwen3_trn.models.hf.config import hf_config_for
 from torchtitan_qwen3_trn.weights.assets import layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.export import Export, export, in_agreement
 from torchtitan_qwen3_trn.weights.files import parse_size
+from torchtitan_qwen3_trn.weights.folder import read_json
+from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.publish import destination_problem
 
 if TYPE_CHECKING:
@@ -62,7 +66,10 @@ def check(config: PluginTrainer.Config, settings: Settings) -> list[Problem]:
         problems.append(Problem(f"{where}.folder", what, "name a folder on a disk that all hosts see"))
         return problems
     for step in _steps(config, settings):
-        if step > _resumed_step(config) and (problem := destination_problem(_destination(config, settings, step))):
+        destination = _destination(config, settings, step)
+        if step <= _resumed_step(config) or _is_export(destination, _facts(config, step)):
+            continue
+        if problem := destination_problem(destination):
             problems.append(problem)
     if _trains_expert_bias(config) and not settings.drop_expert_bias:
         what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
@@ -74,6 +81,8 @@ def check(config: PluginTrainer.Config, settings: Settings) -> list[Problem]:
 def export_model(trainer: PluginTrainer, settings: Settings, step: int) -> None:
     """Export the model as it is now. A collective: call it on every rank.
 
+    The export of the same step that this job wrote before it was restarted is kept.
+
     Raises:
         JobError: on every rank; nothing is published then.
     """
@@ -81,17 +90,17 @@ def export_model(trainer: PluginTrainer, settings: Settings, step: int) -> None:
     if config.comm.mode in _SIMULATED:
         logger.info("No export: the other ranks of this job are simulated, and so are their weights")
         return
+    destination, facts = _destination(config, settings, step), _facts(config, step)
+    if _rank_zero_says(lambda: _is_export(destination, facts)):
+        logger.info("%s holds this job's export of step %d from before a restart and is kept", destination, step)
+        return
     wanted = Export(
-        destination=_destination(config, settings, step),
+        destination=destination,
         config=hf_config_for(config)[1],
         dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
         limit=parse_size(settings.max_shard_size),
         assets=Path(config.hf_assets_path),
-        facts={
-            "step": step,
-            "job": {"file": config.job.config_file, "description": config.job.description},
-            "model": {"backend": config.model.backend, "flavor": _spec(config).flavor},
-        },
+        facts=facts,
     )
     export(in_agreement(lambda: _tensors(trainer, settings)), wanted)
 
@@ -111,8 +120,9 @@ def keep_assets(trainer: PluginTrainer, step: int) -> None:
 def without_expert_bias(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """``state_dict`` without torchtitan's expert bias; a bias that is not zero is logged."""
     largest = {key: _largest(value) for key, value in state_dict.items() if _EXPERT_BIAS.fullmatch(key)}
-    if largest and max(largest.values()) > 0:
-        key = max(largest, key=lambda each: largest[each])
+    if any(value != 0 for value in largest.values()):
+        # NaN is not larger than anything, and yet the worst.
+        key = max(largest, key=lambda each: (math.isnan(largest[each]), largest[each]))
         logger.warning(
             "The expert bias is left out of the export, as the job asks for; the largest is %g in %s. "
             "Tokens will go to other experts than in training",
@@ -130,6 +140,31 @@ def _tensors(trainer: PluginTrainer, settings: Settings) -> dict[str, Any]:
     adapter = _spec(trainer.config).state_dict_adapter(trainer.model_config, None)
     with torch.no_grad():
         return adapter.to_hf(state_dict)
+
+
+def _facts(config: PluginTrainer.Config, step: int) -> dict[str, Any]:
+    """What the manifest says of the job."""
+    return {
+        "step": step,
+        "job": {"file": config.job.config_file, "description": config.job.description},
+        "model": {"backend": config.model.backend, "flavor": getattr(config.model_spec, "flavor", None)},
+    }
+
+
+def _is_export(folder: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether ``folder`` is a complete export of this step and model, by its manifest."""
+    if not (folder / MANIFEST).is_file() or manifest_problems(folder, checksums=False):
+        return False
+    manifest = read_json(folder / MANIFEST)
+    return all(manifest.get(key) == facts[key] for key in ("step", "model"))
+
+
+def _rank_zero_says(action: Callable[[], bool]) -> bool:
+    """What ``action`` finds on rank 0, on every rank: file systems may show other ranks something older."""
+    decided = [in_agreement(lambda: action() if is_rank_zero() else False)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(decided, src=0)
+    return decided[0]
 
 
 def _destination(config: PluginTrainer.Config, settings: Settings, step: int) -> Path:

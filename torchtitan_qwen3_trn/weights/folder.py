@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-__all__ = ["file_problem", "read_json", "weight_files"]
+__all__ = ["file_problem", "links_out", "read_json", "weight_files"]
 
 # The largest published config.json and index files have a few megabytes.
 _JSON_LIMIT = 64 * 2**20
@@ -38,6 +38,20 @@ def file_problem(path: Path) -> Problem | None:
     if not stat.S_ISREG(kind):
         return Problem(str(path), "is not a regular file", "replace it by one")
     return None
+
+
+def links_out(folder: Path) -> list[Problem]:
+    """The symbolic links in subfolders of ``folder`` that lead out of it; into the cache's ``blobs/`` they may lead."""
+    root = folder.resolve()
+    allowed = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    links = sorted(path for path in folder.rglob("*") if path.is_symlink() and path.parent != folder)
+    problems = []
+    for path in links:
+        target = path.resolve()
+        if not any(target.is_relative_to(each) for each in allowed):
+            what = f"is a symbolic link out of the folder, to {target}, and is not followed"
+            problems.append(Problem(str(path), what, "replace it by the file itself"))
+    return problems
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import from_folder, hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
-from torchtitan_qwen3_trn.weights.check import config_differences
-from torchtitan_qwen3_trn.weights.headers import check_tensors
+from torchtitan_qwen3_trn.weights.check import config_differences, count_problems
+from torchtitan_qwen3_trn.weights.headers import check_tensors, read_headers
+from torchtitan_qwen3_trn.weights.tying import tying_problems
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -21,7 +22,10 @@ __all__ = ["check", "will_load_files"]
 
 
 def check(config: PluginTrainer.Config) -> list[Problem]:
-    """What keeps the files from being loaded as the weights of the job's model: all of it, from headers alone."""
+    """What keeps the files from being loaded as the weights of the job's model: all of it.
+
+    Reads headers, and of tensors only a tied output layer that the files repeat.
+    """
     return list(_problems(config))
 
 
@@ -43,6 +47,10 @@ def _problems(config: PluginTrainer.Config) -> Iterator[Problem]:
         return
     folder = Path(checkpoint.initial_load_path or config.hf_assets_path)
     try:
+        found, _ = read_headers(folder)
+        if found and (folder / "config.json").exists() and (problems := count_problems(folder, len(found))):
+            yield from problems
+            return
         wanted = hf_config_for(config)[1]
         if (folder / "config.json").exists():
             where, fix = str(folder / "config.json"), "change [model], or load the weights of the model it describes"
@@ -52,4 +60,5 @@ def _problems(config: PluginTrainer.Config) -> Iterator[Problem]:
     except JobError as error:
         yield from error.problems
         return
-    yield from check_tensors(folder, layout.shapes, ignores=layout.ignores)
+    problems = check_tensors(folder, layout.shapes, ignores=layout.ignores)
+    yield from problems or tying_problems(folder, layout, found)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -34,10 +35,11 @@ from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.weights.assets import write_assets
 from torchtitan_qwen3_trn.weights.check import layout_of_folder
-from torchtitan_qwen3_trn.weights.export import Export, export
+from torchtitan_qwen3_trn.weights.export import Export, export, said
 from torchtitan_qwen3_trn.weights.export_job import ASSETS, without_expert_bias
 from torchtitan_qwen3_trn.weights.headers import check_tensors, listed, read_headers
 from torchtitan_qwen3_trn.weights.publish import Draft
+from torchtitan_qwen3_trn.weights.tying import tying_problems
 
 __all__ = ["Route", "checkpoint_tensors", "export_checkpoint", "import_folder", "route_of"]
 
@@ -59,11 +61,13 @@ class _Skeleton:
         state_dict: its tensors on the meta device, by the names that training checkpoints have.
         adapter: between those names and the files'.
         names: for each key the tensors of the files it is made of.
+        tied: keys that are another one, and which.
     """
 
     state_dict: dict[str, torch.Tensor]
     adapter: Qwen3StateDictAdapter | HFStateDictAdapter
     names: Mapping[str, tuple[str, ...]]
+    tied: Mapping[str, str]
 
 
 def route_of(checkpoint: Path) -> Route:
@@ -113,12 +117,10 @@ def export_checkpoint(
     skeleton = _skeleton(route, config, assets)
     _compare(checkpoint, metadata, skeleton)
     reader = _KeyReader(checkpoint, metadata, skeleton.names)
-    biases = {key: reader(key) for key in metadata.state_dict_metadata if key.endswith(_EXPERT_BIAS)}
+    _compare_tied(checkpoint, reader, skeleton)
+    biases = {key: reader(key) for key in _biases(metadata.state_dict_metadata)}
     kept = without_expert_bias(biases) if drop_expert_bias else biases
-    try:
-        skeleton.adapter.to_hf(kept)
-    except ValueError as error:
-        raise JobError([Problem(str(checkpoint), f"{error}", "or --drop-expert-bias")]) from error
+    _refuse_bias(checkpoint, kept, skeleton, "or --drop-expert-bias")
     parts = {key: value for key, value in skeleton.state_dict.items() if not key.endswith(_EXPERT_BIAS)}
     key_of = {name: key for key, names in skeleton.names.items() for name in names}
 
@@ -147,12 +149,15 @@ def checkpoint_tensors(checkpoint: Path, assets: Path) -> Iterator[tuple[str, to
         assets: folder with the model's config.json.
 
     Raises:
-        JobError: the checkpoint is not of that model.
+        JobError: the checkpoint is not of that model, or has an expert bias that files have no place for.
     """
     metadata, route = _metadata(checkpoint), route_of(checkpoint)
     skeleton = _skeleton(route, from_folder(assets), assets)
     _compare(checkpoint, metadata, skeleton)
     reader = _KeyReader(checkpoint, metadata, skeleton.names)
+    _compare_tied(checkpoint, reader, skeleton)
+    biases = {key: reader(key) for key in _biases(metadata.state_dict_metadata)}
+    _refuse_bias(checkpoint, biases, skeleton, "the folder computes something else than the trained model")
     for key, names in skeleton.names.items():
         if names:
             yield from skeleton.adapter.to_hf({key: reader(key)}).items()
@@ -173,6 +178,7 @@ def import_folder(folder: Path, checkpoint: Path, *, route: Route = "native") ->
     """
     layout = layout_of_folder(folder)
     problems = check_tensors(folder, layout.shapes, ignores=layout.ignores)
+    problems = problems or tying_problems(folder, layout, read_headers(folder)[0])
     if problems:
         raise JobError(problems, str(folder))
     config = from_folder(folder)
@@ -190,9 +196,9 @@ def import_folder(folder: Path, checkpoint: Path, *, route: Route = "native") ->
             draft.publish()
         except BaseException as error:
             draft.discard()
-            if isinstance(error, OSError):
-                what = f"cannot be written ({error.strerror or error})"
-                raise JobError([Problem(str(checkpoint), what, "free space, or choose another folder")]) from error
+            cause = _cause(error) if isinstance(error, CheckpointException) else error
+            if isinstance(error, CheckpointException | OSError) and isinstance(cause, Exception):
+                raise JobError(said(cause, checkpoint), "import") from error
             raise
 
 
@@ -227,20 +233,37 @@ class _KeyReader:
         self._reader, self._metadata, self._names = _KnownMetadata(checkpoint, metadata), metadata, names
         self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
 
+    def has(self, key: str) -> bool:
+        """Whether the checkpoint holds ``key``."""
+        return key in self._metadata.state_dict_metadata
+
     def __call__(self, key: str) -> torch.Tensor:
         if key in self._recent:
             return self._recent[key]
         stored = self._metadata.state_dict_metadata[key]
         if not isinstance(stored, TensorStorageMetadata):
-            raise ValueError(f"{key} is not a tensor")
+            what = f"{key} is not a tensor"
+            raise JobError([Problem(str(self._reader.path), what, "name a folder step-N of a training checkpoint")])
         several = len(self._names.get(key, ())) > 1
         while len(self._recent) >= (_KEPT if several else 1):
             self._recent.popitem(last=False)
         value = torch.empty(stored.size, dtype=stored.properties.dtype)
-        load({key: value}, storage_reader=self._reader, no_dist=True)
+        try:
+            load({key: value}, storage_reader=self._reader, no_dist=True)
+        except CheckpointException as error:
+            raise JobError([self._unreadable(key, _cause(error))]) from error
         if several:
             self._recent[key] = value
         return value
+
+    def _unreadable(self, key: str, cause: BaseException) -> Problem:
+        stored = self._metadata.storage_data.items()
+        files = sorted({info.relative_path for index, info in stored if index.fqn == key})
+        reason = " ".join(str(cause).split())[:200] or "the file ends too early"
+        what = f"{key} cannot be read ({type(cause).__name__}: {reason})"
+        return Problem(
+            f"{self._reader.path}: {', '.join(files)}", what, "copy the checkpoint again, or use another step"
+        )
 
 
 class _Folder:
@@ -294,11 +317,18 @@ def _skeleton(route: Route, config: PreTrainedConfig, folder: Path) -> _Skeleton
         with torch.device("meta"):
             state_dict = native.build().state_dict()
         adapter = Qwen3StateDictAdapter(native, None)
-        return _Skeleton(state_dict, adapter, {**adapter.file_names, **dict.fromkeys(_biases(state_dict), ())})
+        names = {**adapter.file_names, **dict.fromkeys(_biases(state_dict), ())}
+        unnamed = [key for key, sources in adapter.file_names.items() if not sources]
+        return _Skeleton(state_dict, adapter, names, dict.fromkeys(unnamed, _EMBEDDINGS[route]))
     model = build_on_meta(config, document_mask=True, experts="eager")
     layout = layout_of(model)
     hf = HFModel.Config(architecture=config, layout=layout, tensor_parallel_plan={}, vocab_size=config.vocab_size)
-    return _Skeleton(dict(model.state_dict()), HFStateDictAdapter(hf, None), layout.names)
+    return _Skeleton(dict(model.state_dict()), HFStateDictAdapter(hf, None), layout.names, layout.tied)
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """What went wrong on the first rank that failed."""
+    return next(iter(error.failures.values()))[0]
 
 
 def _biases(state_dict: Mapping[str, Any]) -> list[str]:
@@ -322,3 +352,27 @@ def _compare(checkpoint: Path, metadata: Metadata, skeleton: _Skeleton) -> None:
     problems = [Problem(str(checkpoint), f"{listed(names)} {what}", fix) for names, what in rows if names]
     if problems:
         raise JobError(problems, str(checkpoint))
+
+
+def _compare_tied(checkpoint: Path, reader: _KeyReader, skeleton: _Skeleton) -> None:
+    """Whether what config.json ties is tied in the checkpoint too; files hold such a tensor once."""
+    different = [
+        f"{key} differs from {source}"
+        for key, source in skeleton.tied.items()
+        if reader.has(key) and not _same(reader(key), reader(source))
+    ]
+    if different:
+        what = f"{listed(different)}, to which config.json ties it"
+        fix = "use the config.json of the model that was trained, with tie_word_embeddings false"
+        raise JobError([Problem(str(checkpoint), what, fix)], str(checkpoint))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one, other)
+
+
+def _refuse_bias(checkpoint: Path, biases: Mapping[str, torch.Tensor], skeleton: _Skeleton, fix: str) -> None:
+    try:
+        skeleton.adapter.to_hf(biases)
+    except ValueError as error:
+        raise JobError([Problem(str(checkpoint), f"{error}", fix)]) from error

@@ -28,10 +28,11 @@ from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
 from torchtitan_qwen3_trn.weights.assets import has_tokenizer
 from torchtitan_qwen3_trn.weights.check import layout_of_folder, total_size_problems
 from torchtitan_qwen3_trn.weights.files import DTYPE_NAMES
-from torchtitan_qwen3_trn.weights.folder import file_problem, weight_files
+from torchtitan_qwen3_trn.weights.folder import file_problem, links_out, weight_files
 from torchtitan_qwen3_trn.weights.headers import TensorHeader, check_tensors, read_headers
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors
+from torchtitan_qwen3_trn.weights.tying import tying_problems
 
 __all__ = ["Finding", "verify"]
 
@@ -123,7 +124,7 @@ def _files(folder: Path) -> Iterator[str]:
     others = [
         path for path in folder.iterdir() if path.suffix != ".safetensors" and (path.is_symlink() or not path.is_dir())
     ]
-    _stop_on(problems + [problem for path in others if (problem := file_problem(path))])
+    _stop_on(problems + [problem for path in others if (problem := file_problem(path))] + links_out(folder))
     files = {header.file for header in found.values()}
     yield f"{len(files)} file{'s' if len(files) > 1 else ''}, {len(found)} tensors"
 
@@ -147,14 +148,9 @@ def _tying(folder: Path) -> Iterator[str]:
     if not layout.tied:
         yield "not tied: lm_head is a tensor of its own"
         return
+    _stop_on(tying_problems(folder, layout, found))
     for name, source in layout.tied.items():
-        if name not in found:
-            yield f"{name} is {source}, and left out"
-        elif not torch.equal(_read(folder, found, name), _read(folder, found, source)):
-            what = f"{name} is tied to {source} by config.json and differs from it in the files"
-            raise JobError([Problem(str(folder / found[name].file), what, "remove it, or set tie_word_embeddings")])
-        else:
-            yield f"{name} repeats {source}"
+        yield f"{name} repeats {source}" if name in found else f"{name} is {source}, and left out"
 
 
 def _index(folder: Path) -> Iterator[str]:

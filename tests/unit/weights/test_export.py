@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -9,15 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hf_checkpoints import small_config, write_checkpoint
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.weights import export as export_module
+from torchtitan_qwen3_trn.weights import export_job
 from torchtitan_qwen3_trn.weights.assets import layout_and_class
 from torchtitan_qwen3_trn.weights.export import Export, export
 from torchtitan_qwen3_trn.weights.files import Place, index_of, parse_size, plan_files
@@ -175,6 +179,18 @@ def test_a_write_that_fails_half_way_publishes_nothing(model, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_same_fault_on_several_ranks_is_one_line(model, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        failures = {rank: (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out"), None) for rank in range(3)}
+        raise CheckpointException("save", failures)
+
+    monkeypatch.setattr(export_module, "save", fail)
+    config, tensors = model
+    with pytest.raises(JobError, match="the disk is full") as caught:
+        export(tensors, wanted(config, tmp_path))
+    assert len(caught.value.problems) == 1
+
+
 JOB = """
 [plugins]
 enable = ["safetensors-export"]
@@ -198,13 +214,34 @@ def test_a_run_that_goes_on_does_not_stumble_over_its_own_earlier_export(parse_j
     import torch.distributed.checkpoint as dcp
 
     job = JOB.format(folder=tmp_path, options="steps = [2]") + "[checkpoint]\nenable = true\n"
+    before = parse_job(job)
     (tmp_path / "export/step-2").mkdir(parents=True)
     assert "export/step-2: exists already" in parse_job(job).message
-    model = parse_job().config.model_spec.model.build()
-    state_dict = {"train_state": {"step": torch.tensor(2)}, **model.state_dict()}
-    dcp.save(state_dict, checkpoint_id=tmp_path / "checkpoint/step-2")
-    resumed = parse_job(job)
-    assert resumed.status is None, resumed.message
+    with torch.device("meta"):
+        tensors = before.config.model_spec.model.build().state_dict()
+    trained = {name: torch.zeros(value.shape) for name, value in tensors.items()}
+    dcp.save(trained | {"train_state": {"step": torch.tensor(2)}}, checkpoint_id=tmp_path / "checkpoint/step-2")
+    assert parse_job(job).status is None
+
+
+def test_a_restarted_run_keeps_the_export_it_has_written_and_no_other_folder(parse_job, tmp_path, caplog):
+    job = JOB.format(folder=tmp_path, options="steps = [2]")
+    config = parse_job(job).config
+    trainer = SimpleNamespace(config=config, model_config=config.model_spec.model, step=2)
+    trainer.model_parts = [config.model_spec.model.build()]
+    options = SimpleNamespace(folder="export", at_end=True, steps=[2], max_shard_size="5GB", drop_expert_bias=False)
+    export_job.export_model(trainer, options, 2)
+    written = (tmp_path / "export/step-2/model.safetensors").stat()
+    assert parse_job(job).status is None
+    with caplog.at_level("INFO"):
+        export_job.export_model(trainer, options, 2)
+    assert caplog.text.count("export of step 2 from before a restart and is kept") == 1
+    assert (tmp_path / "export/step-2/model.safetensors").stat() == written
+    (tmp_path / "export/step-2").rename(tmp_path / "export/step-3")
+    assert "export/step-3: exists already" in parse_job(job).message
+    (tmp_path / "export/step-3").rename(tmp_path / "export/step-2")
+    os.truncate(tmp_path / "export/step-2/model.safetensors", 1000)
+    assert "export/step-2: exists already" in parse_job(job).message
 
 
 def test_a_job_that_trains_an_expert_bias_is_refused_unless_it_says_so(parse_job, tmp_path):
@@ -243,3 +280,24 @@ def test_a_config_that_disagrees_with_the_job_is_an_error_before_anything_is_bui
     assert "rope_parameters: " in outcome.message
     assert "11 tensors (" in outcome.message
     assert parse_job(NATIVE.format(folder=folder, changes=f'backend = "{backend}"'), base="").status is None
+
+
+@pytest.mark.parametrize("backend", ["native", "huggingface_v5"])
+def test_a_job_does_not_start_from_a_tied_folder_with_another_output_layer(parse_job, tmp_path, backend):
+    folder = write_checkpoint(tmp_path, "qwen3", tie_word_embeddings=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    outcome = parse_job(NATIVE.format(folder=folder, changes=f'backend = "{backend}"'), base="")
+    assert outcome.status == 2
+    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json and differs" in outcome.message
+
+
+def test_a_job_refuses_endless_layers_before_it_builds_them(parse_job, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "qwen3")
+    hostile = shutil.copytree(folder, tmp_path / "hostile")
+    config = json.loads((hostile / "config.json").read_text())
+    (hostile / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9, "layer_types": None}))
+    job = NATIVE.format(folder=folder, changes="").replace("[job]", f'initial_load_path = "{hostile}"\n[job]')
+    outcome = parse_job(job, base="")
+    assert outcome.status == 2
+    assert "num_hidden_layers: 1000000000 cannot be right" in outcome.message

@@ -159,6 +159,18 @@ def endless_layers(folder):
     edit_json(folder / "config.json", lambda config: config.update(num_hidden_layers=10**9))
 
 
+def endless_nested_layers(folder):
+    edit_json(folder / "config.json", lambda config: config.update(text_config={"n_layer": 10**9}))
+
+
+def endless_layers_by_another_name(folder):
+    edit_json(folder / "config.json", lambda config: config.update(num_layers=10**9))
+
+
+def another_config(folder):
+    edit_json(folder / "config.json", lambda config: config.update(configuration_files=["config.4.0.0.json"]))
+
+
 CASES = {
     leads_up: "names files outside the folder (../secret.safetensors)",
     leads_to_root: "names files outside the folder (/etc/passwd)",
@@ -182,6 +194,9 @@ CASES = {
     remote_code: "asks to run Python code",
     fifo: "extra.safetensors: is not a regular file",
     endless_layers: "num_hidden_layers: 1000000000 cannot be right",
+    endless_nested_layers: "config.json: text_config.n_layer: 1000000000 cannot be right",
+    endless_layers_by_another_name: "config.json: num_layers: 1000000000 cannot be right",
+    another_config: "config.json: configuration_files: asks to read another file",
 }
 
 
@@ -196,6 +211,17 @@ def test_a_spoiled_folder_is_refused_with_the_reason(folder, capsys, spoil):
     assert CASES[spoil] in capsys.readouterr().err
     assert not target.exists()
     assert not (folder.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("target", ["/etc", "/etc/passwd", "../../outside"])
+def test_a_link_out_of_a_subfolder_is_refused(folder, target):
+    (folder / "original").mkdir()
+    (folder / "original/inside").symlink_to("../config.json")
+    assert verify(folder, cheap=True)[0].outcome == "ok"
+    (folder / "original/link").symlink_to(target)
+    finding = verify(folder, cheap=True)[0]
+    assert finding.outcome == "failed"
+    assert "original/link: is a symbolic link out of the folder" in finding.detail
 
 
 def test_the_links_of_the_hugging_face_cache_are_followed(folder, tmp_path):

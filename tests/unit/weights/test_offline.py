@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+import signal
 
 import pytest
 import torch
@@ -245,3 +247,98 @@ def test_a_folder_in_order_passes_with_a_table(published, capsys):
     printed = capsys.readouterr().out
     assert "16 tokens" in printed
     assert "failed" not in printed
+
+
+def tied_config(published, tmp_path):
+    folder = tmp_path / "tied_config"
+    folder.mkdir()
+    config = read_hf_config(published / "untied") | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("route", ["native", "huggingface_v5"])
+def test_an_untied_checkpoint_is_not_exported_as_a_tied_model(published, tmp_path, capsys, route):
+    import_folder(published / "untied", tmp_path / "dcp", route=route)
+    assets = tied_config(published, tmp_path)
+    assert main(["export", str(tmp_path / "dcp"), str(tmp_path / "out"), "--assets", str(assets)]) == 2
+    message = capsys.readouterr().err
+    assert "lm_head.weight differs from " in message
+    assert "tie_word_embeddings false" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_untied_checkpoint_is_told_from_a_tied_export(published, tmp_path):
+    import_folder(published / "untied", tmp_path / "dcp")
+    folder = changed(published, tmp_path, lambda folder: set_config(folder, tie_word_embeddings=True), kind="untied")
+    found = {finding.check: finding for finding in verify(folder, checkpoint=tmp_path / "dcp")}
+    assert found["checkpoint"].outcome == "failed"
+    assert "lm_head.weight differs from tok_embeddings.weight" in found["checkpoint"].detail
+
+
+def test_a_checkpoint_with_an_expert_bias_is_not_what_its_export_computes(published, tmp_path):
+    checkpoint = native_checkpoint(tmp_path / "dcp", published / "moe", bias=-0.25)
+    export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe", drop_expert_bias=True)
+    found = {finding.check: finding for finding in verify(tmp_path / "out", checkpoint=checkpoint)}
+    assert found["checkpoint"].outcome == "failed"
+    assert "furthest in layers.1.moe.expert_bias_E: 0.25" in found["checkpoint"].detail
+
+
+@pytest.mark.parametrize("route", ["native", "huggingface_v5"])
+def test_a_tied_folder_with_another_output_layer_is_not_imported(published, tmp_path, capsys, route):
+    folder = changed(published, tmp_path, lambda folder: set_config(folder, tie_word_embeddings=True), kind="untied")
+    assert main(["import", str(folder), str(tmp_path / "dcp"), "--route", route]) == 2
+    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json and differs" in capsys.readouterr().err
+    assert not (tmp_path / "dcp").exists()
+
+
+def test_a_tied_folder_that_repeats_the_embedding_is_imported(published, tmp_path):
+    def repeat(folder):
+        set_config(folder, tie_word_embeddings=True)
+        embedding = tensors(folder)["model.embed_tokens.weight"]
+        rewrite(folder, "lm_head.weight", lambda _: embedding.clone())
+
+    folder = changed(published, tmp_path, repeat, kind="untied")
+    import_folder(folder, tmp_path / "dcp")
+    assert "lm_head.weight repeats" in {row.check: row.detail for row in verify(folder, cheap=True)}["tying"]
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.999, None], ids=["empty", "half", "almost", "absent"])
+def test_a_checkpoint_with_a_truncated_file_is_refused_in_one_message(published, tmp_path, capsys, left):
+    import_folder(published / "untied", tmp_path / "dcp")
+    file = next((tmp_path / "dcp").glob("*.distcp"))
+    data = file.read_bytes()
+    file.unlink()
+    if left is not None:
+        file.write_bytes(data[: int(left * len(data))])
+    assert main(["export", str(tmp_path / "dcp"), str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "export: 1 problem" in message
+    assert f"dcp: {file.name}: " in message
+    assert "cannot be read (" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["dcp"]
+    found = {row.check: row for row in verify(published / "untied", checkpoint=tmp_path / "dcp")}
+    assert found["checkpoint"].outcome == "failed"
+    assert f"dcp: {file.name}: " in found["checkpoint"].detail
+
+
+def test_an_import_onto_a_full_disk_says_so_and_leaves_nothing(published, tmp_path, capsys):
+    """The limit on the size of files stands in for the disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
+    try:
+        assert main(["import", str(published / "untied"), str(tmp_path / "dcp")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert "the disk is full or the file may not grow" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_expert_bias_of_nan_has_moved(published, tmp_path, caplog):
+    checkpoint = native_checkpoint(tmp_path / "dcp", published / "moe", bias=float("nan"))
+    with pytest.raises(JobError, match=r"furthest in layers.1.moe.expert_bias_E: nan"):
+        export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe")
+    export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe", drop_expert_bias=True)
+    assert "the largest is nan in layers.1.moe.expert_bias_E" in caplog.text

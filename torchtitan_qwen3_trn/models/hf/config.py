@@ -132,6 +132,9 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
         classes = ", ".join(map(str, named.values() if isinstance(named, dict) else [named]))[:120]
         what = f"asks to run Python code that comes with the checkpoint ({classes}), which is never done"
         problems.append(Problem("config.json: auto_map", what, "use a checkpoint of an architecture in Transformers"))
+    if "configuration_files" in raw:
+        what = "asks to read another file in place of this one, which was not checked"
+        problems.append(Problem("config.json: configuration_files", what, "remove it"))
     if raw.get("is_encoder_decoder"):
         what = "an encoder-decoder model cannot be trained on plain text as a causal language model"
         problems.append(Problem("config.json: is_encoder_decoder", what, "use a decoder-only checkpoint"))

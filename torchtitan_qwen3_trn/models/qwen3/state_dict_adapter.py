@@ -8,6 +8,7 @@ expert and projection, memory one [E, F, D] or [E, D, F] tensor per layer and pr
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Iterator, Mapping
@@ -217,10 +218,11 @@ def _refuse_moved_bias(state_dict: Mapping[str, Any]) -> None:
         if not _EXPERT_BIAS.fullmatch(key):
             continue
         local = value.to_local() if isinstance(value, DTensor) else value
-        if not local.is_meta and (largest := float(local.detach().abs().max())) > 0:
+        if not local.is_meta and local.numel() and (largest := float(local.detach().abs().max())) != 0:
             moved[key] = largest
     if moved:
-        key = max(moved, key=lambda each: moved[each])
+        # NaN is not larger than anything, and yet the worst.
+        key = max(moved, key=lambda each: (math.isnan(moved[each]), moved[each]))
         raise ValueError(
             f"the load-balancing bias of the router has moved in {len(moved)} layers (furthest in {key}: "
             f"{moved[key]:g}) and a Hugging Face checkpoint has no place for it; without it tokens would go to "
