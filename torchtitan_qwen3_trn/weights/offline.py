@@ -261,7 +261,9 @@ class _KeyReader:
         files = sorted({info.relative_path for index, info in stored if index.fqn == key})
         reason = " ".join(str(cause).split())[:200] or "the file ends too early"
         what = f"{key} cannot be read ({type(cause).__name__}: {reason})"
-        return Problem(f"{self._reader.path}: {', '.join(files)}", what, "copy the checkpoint again, or use another step")
+        return Problem(
+            f"{self._reader.path}: {', '.join(files)}", what, "copy the checkpoint again, or use another step"
+        )
 
 
 class _Folder:
