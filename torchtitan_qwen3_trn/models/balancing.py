@@ -49,20 +49,24 @@ class _Loss(Protocol):
 
 
 def log(trainer: PluginTrainer, step: int) -> None:
-    """Log the auxiliary loss of the step just taken, where torchtitan logs its loss too. A collective."""
-    for part in trainer.model_parts:
-        router_loss = getattr(part, "router_loss", None)
-        if not isinstance(router_loss, _Loss):
-            continue
-        mean = router_loss.take()
-        if mean is None or not trainer.metrics_processor.should_log(step):
-            continue
-        dims = trainer.parallel_dims
-        if dims.dp_enabled:
-            mesh = dims.get_mesh("batch")
-            mean = dist_utils.dist_sum_tensor(mean, mesh) / mesh.size()
-        trainer.metrics_processor.logger.log({"loss_metrics/router_aux_loss": float(mean)}, step)
-        logger.info("step: %2d  router_aux_loss: %8.5f  (x %g)", step, float(mean), router_loss.coefficient)
+    """Log the auxiliary loss of the step just taken, where torchtitan logs its loss too. A collective.
+
+    Every model part has the share of its layers in the mean over all layers, so parts and pipeline stages add up.
+    """
+    losses = [loss for part in trainer.model_parts if isinstance(loss := getattr(part, "router_loss", None), _Loss)]
+    shares = [share for loss in losses if (share := loss.take()) is not None]
+    dims = trainer.parallel_dims
+    # A stage without experts still takes part in the sum over stages.
+    if not losses or not (shares or dims.pp_enabled) or not trainer.metrics_processor.should_log(step):
+        return
+    mean = torch.stack(shares).sum() if shares else torch.zeros((), device=trainer.device)
+    if dims.dp_enabled:
+        mesh = dims.get_mesh("batch")
+        mean = dist_utils.dist_sum_tensor(mean, mesh) / mesh.size()
+    if dims.pp_enabled:
+        mean = dist_utils.dist_sum_tensor(mean, dims.get_mesh("pp"))
+    trainer.metrics_processor.logger.log({"loss_metrics/router_aux_loss": float(mean)}, step)
+    logger.info("step: %2d  router_aux_loss: %8.5f  (x %g)", step, float(mean), losses[0].coefficient)
 
 
 class _WithLoss(torch.autograd.Function):

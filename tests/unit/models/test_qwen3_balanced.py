@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import TINY_MODEL
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from torchtitan_qwen3_trn.models import balancing
 from torchtitan_qwen3_trn.models.balancing import balancing_loss
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
+from torchtitan_qwen3_trn.models.qwen3.balanced import GlobalBatchLoss
 from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
 from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
 
@@ -120,3 +123,29 @@ def test_jobs_without_experts_or_with_tensor_parallelism_are_refused(parse_job):
     assert parse_job(base=base).status is None
     tensor = parse_job("[parallelism]\ntensor_parallel_degree = 2\n", base=base, world_size=2)
     assert "does not work with tensor parallelism" in tensor.message
+
+
+class _Part:
+    def __init__(self, *values):
+        self.router_loss = GlobalBatchLoss(0.5, 4)
+        self.router_loss.values = [torch.tensor(value) for value in values]
+
+
+@pytest.mark.parametrize("parts", [[_Part(0.5), _Part(1.5)], [_Part()]], ids=["two_parts", "a_stage_without_experts"])
+def test_the_logged_loss_is_the_sum_over_parts_and_stages_and_logged_once(monkeypatch, parts):
+    logged, summed = [], []
+    dims = SimpleNamespace(dp_enabled=False, pp_enabled=True, get_mesh=lambda name: name)
+    processor = SimpleNamespace(
+        should_log=lambda step: True, logger=SimpleNamespace(log=lambda values, step: logged.append(values))
+    )
+    trainer = SimpleNamespace(model_parts=parts, parallel_dims=dims, metrics_processor=processor, device="cpu")
+    here = sum(float(value) for part in parts for value in part.router_loss.values)
+
+    def other_stage(value, mesh):
+        summed.append(mesh)
+        return value + 0.25
+
+    monkeypatch.setattr(balancing.dist_utils, "dist_sum_tensor", other_stage)
+    balancing.log(trainer, 1)
+    assert summed == ["pp"]
+    assert logged == [{"loss_metrics/router_aux_loss": here + 0.25}]
