@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,10 @@ from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride, hookimpl
 from torchtitan_qwen3_trn.kernels.experts import experts as experts_operator
 from torchtitan_qwen3_trn.overrides import experts, kernel_checks
+from torchtitan_qwen3_trn.overrides.registration import matching_nodes
 from torchtitan_qwen3_trn.trainer import PluginTrainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,8 +43,12 @@ def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
 
 @hookimpl
 def node_overrides(config: PluginTrainer.Config) -> list[NodeOverride]:
-    """Replace router, token dispatcher and experts."""
+    """Replace router, token dispatcher and experts; nothing in a dense model, so that a job file serves both."""
     options = config.plugins.options(Options)
+    every_expert = NodeOverride(target=GroupedExperts.Config, factory=experts.kernel_experts)
+    if options.fqns is None and next(matching_nodes(every_expert, config), None) is None:
+        logger.info("nki-moe replaces nothing: the model has no experts")
+        return []
     return [
         NodeOverride(target=TokenChoiceTopKRouter.Config, factory=experts.static_router, fqns=options.fqns),
         NodeOverride(target=LocalTokenDispatcher.Config, factory=experts.static_dispatcher, fqns=options.fqns),
