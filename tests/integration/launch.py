@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*([-\d.einfa]+)")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+WORKER = Path(__file__).parent / "hf" / "worker.py"
 
 
 @dataclass(frozen=True)
@@ -40,3 +45,20 @@ def train(
     log = _COLOR.sub("", done.stdout + done.stderr)
     losses = {int(step): float(loss) for step, loss in _STEP.findall(log)}
     return Run(done.returncode, log, losses)
+
+
+def run_cases(cases: list[dict[str, Any]], ranks: int, folder: Path) -> dict[str, Any]:
+    """Run many jobs in one launch (see ``hf/worker.py``), which saves their start-up; results by the cases' names."""
+    cases_file, out = folder / f"cases{ranks}.json", folder / f"out{ranks}.json"
+    cases_file.write_text(json.dumps(cases))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    done = subprocess.run(
+        [*command, str(WORKER), str(cases_file), str(out)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert out.exists(), done.stdout + done.stderr
+    return json.loads(out.read_text())

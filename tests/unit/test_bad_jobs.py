@@ -22,6 +22,7 @@ BAD_KEYS = [
     ('[checkpoint]\nexport_dtype = "bfloat61"', ["checkpoint.export_dtype", '"bfloat16"', "did you mean"]),
     ("[checkpoint]\ninterval = 0", ["checkpoint", "at least 1 step"]),
     ("[lr_scheduler]\nwarmup_steps = -1", ["lr_scheduler.warmup_steps: -1"]),
+    ("[lr_scheduler]\ndecay_ratio = 7.0", ["lr_scheduler.decay_ratio: 7.0", "from 0 to 1"]),
     ("[optimizer]\nlr = -1.0", ["optimizer.lr: -1.0"]),
     ("[optimizer]\nbetas = [0.9, 1.5]", ["optimizer.betas"]),
     ('[optimizer]\nname = "SGD"', ["optimizer.name", '"AdamW"']),

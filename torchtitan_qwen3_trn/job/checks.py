@@ -40,10 +40,10 @@ _POSITIVE_OR_MINUS_ONE = (
     "parallelism.data_parallel_shard_degree",
     "validator.steps",
 )
+_SHARES = ("lr_scheduler.decay_ratio",)
 _NOT_NEGATIVE = (
     "lr_scheduler.warmup_steps",
     "lr_scheduler.total_steps",
-    "lr_scheduler.decay_ratio",
     "lr_scheduler.min_lr_factor",
     "dataloader.num_workers",
 )
@@ -85,6 +85,7 @@ def _sizes(config: Any) -> list[Problem]:
             "must be positive, or -1 to infer it",
         ),
         (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
+        (_SHARES, lambda value: 0 <= value <= 1, "is a share of the steps, from 0 to 1"),
     ]
     problems = []
     for paths, accepts, requirement in rules:

@@ -5,10 +5,6 @@ All cases of one number of ranks run in one launch (see ``worker.py``).
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import pytest
 import torch
 from fixed_batches import plain_losses
 from hf_checkpoints import write_checkpoint
+from launch import run_cases
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -88,23 +85,6 @@ def jobs(tmp_path_factory):
     return Jobs(tmp_path_factory.mktemp("hf"))
 
 
-def launch(jobs: Jobs, cases: list[Any], ranks: int) -> dict[str, Any]:
-    cases_file, out = jobs.folder / f"cases{ranks}.json", jobs.folder / f"out{ranks}.json"
-    cases_file.write_text(json.dumps(cases))
-    worker = Path(__file__).with_name("worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    done = subprocess.run(
-        [*command, str(worker), str(cases_file), str(out)],
-        cwd=jobs.folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert out.exists(), done.stdout + done.stderr
-    return json.loads(out.read_text())
-
-
 @pytest.fixture(scope="module")
 def one(jobs):
     """Results with one rank."""
@@ -131,7 +111,7 @@ def one(jobs):
                   accumulation=2, edit=aux),
         jobs.case("random", "qwen3", *short, edit=("enable = true\ninitial_load_in_hf = true", "enable = false")),
     ]  # fmt: skip
-    return launch(jobs, cases, 1)
+    return run_cases(cases, 1, jobs.folder)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +140,7 @@ def two(jobs):
         jobs.case("fsdp resumed", "qwen3_moe", *TWO_ROWS, "--training.steps", "6",
                   "--dump_folder", str(jobs.folder / "resume")),
     ]  # fmt: skip
-    return launch(jobs, cases, 2)
+    return run_cases(cases, 2, jobs.folder)
 
 
 def losses(results: dict[str, Any], name: str) -> list[float]:

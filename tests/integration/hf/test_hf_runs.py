@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from conftest import EXAMPLES
 from hf_checkpoints import write_checkpoint
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch import train
 
 from torchtitan_qwen3_trn.plugins import ROUTES, installed_plugins

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY_MODEL
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch import train
 
 pytestmark = pytest.mark.slow

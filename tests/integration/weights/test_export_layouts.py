@@ -6,9 +6,6 @@ All cases of one number of ranks run in one launch of the worker of the other in
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hf_checkpoints import write_checkpoint
+from launch import run_cases
 from safetensors.torch import load_file
 
 from torchtitan_qwen3_trn.weights.headers import INDEX
@@ -23,7 +21,6 @@ from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
 pytestmark = pytest.mark.slow
 
-WORKER = Path(__file__).parents[1] / "hf" / "worker.py"
 JOB = """
 [model]
 backend = "{backend}"
@@ -135,19 +132,7 @@ def launch(
         name = name_of((backend, kind, layout))
         args = ["--job.config_file", str(job), "--dump_folder", str(root / "out" / name), *LAYOUTS.get(layout, ())]
         jobs.append({"name": name, "args": args, "still": True})
-    cases_file, out = root / f"cases{ranks}.json", root / f"out{ranks}.json"
-    cases_file.write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    done = subprocess.run(
-        [*command, str(WORKER), str(cases_file), str(out)],
-        cwd=root,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert out.exists(), done.stdout + done.stderr
-    return json.loads(out.read_text())
+    return run_cases(jobs, ranks, root)
 
 
 @pytest.fixture(scope="module")
