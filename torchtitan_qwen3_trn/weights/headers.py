@@ -156,8 +156,7 @@ def parse_header(file: Path) -> dict[str, TensorHeader]:
 def listed(names: Iterable[str]) -> str:
     """Count and first names: ``7 tensors (a, b, c, d, e, ...)``."""
     names = list(names)
-    shown = ", ".join(_clipped(name) for name in names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"{len(names)} tensor{'s' if len(names) != 1 else ''} ({shown})"
+    return f"{len(names)} tensor{'s' if len(names) != 1 else ''} ({_names(names)})"
 
 
 def _clipped(text: str, limit: int = 200) -> str:

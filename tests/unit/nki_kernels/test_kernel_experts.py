@@ -86,10 +86,18 @@ def test_float32_matches_float64_whatever_the_routing(counts, dim, hidden, unown
         assert error(ours, exact) < 1e-5, name
 
 
-def test_bfloat16_at_real_sizes_errs_less_than_1_2_times_stock():
-    case = draw([150, 0, 106], DIM, HIDDEN, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("counts", "dim", "hidden", "lnc"),
+    [
+        pytest.param([150, 0, 106], DIM, HIDDEN, 2, id="Qwen3-30B-A3B"),
+        # One core cannot hold these weights or their gradients at once: they are worked on in parts.
+        pytest.param([40], 4096, 1536, 1, id="Qwen3-235B-A22B on one core"),
+    ],
+)
+def test_bfloat16_at_real_sizes_errs_less_than_1_2_times_stock(counts, dim, hidden, lnc):
+    case = draw(counts, dim, hidden, torch.bfloat16)
     exact = in_float64(case)
-    for name, ours, stock, right in zip(NAMES, run(case, lnc=2), by_stock(case), exact, strict=True):
+    for name, ours, stock, right in zip(NAMES, run(case, lnc=lnc), by_stock(case), exact, strict=True):
         assert error(ours, right) <= 1.2 * error(stock, right), name
 
 

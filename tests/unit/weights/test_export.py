@@ -97,6 +97,16 @@ time.sleep(60)
 """
 
 
+def test_a_destination_that_appears_meanwhile_is_left_alone(tmp_path):
+    draft = Draft(tmp_path / "out")
+    (draft.folder / "file").write_text("ours")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(JobError, match="exists already"):
+        draft.publish()
+    assert list((tmp_path / "out").iterdir()) == []
+    draft.discard()
+
+
 def test_what_a_killed_process_left_is_cleared(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "out")], stdout=subprocess.PIPE)
     try:
