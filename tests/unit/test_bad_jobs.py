@@ -152,6 +152,12 @@ def test_word_for_true_is_corrected_to_what_toml_has(parse_job):
     assert 'found the string "yes"; write true without quotes' in outcome.message
 
 
+def test_word_for_a_number_gets_no_advice_that_toml_refuses(parse_job):
+    outcome = parse_job('[plugins.nki-moe]\nblock_rows = "x"\n[profiler]\nprofile_freq = "7"\n', "--model.backend", "nki_moe")
+    assert 'plugins.nki-moe.block_rows: expected an integer, found the string "x"\n' in outcome.message
+    assert 'found the string "7"; write 7 without quotes' in outcome.message
+
+
 def test_text_without_the_field_text_is_reported(parse_job, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.json").write_text('{"body": "once"}\n')

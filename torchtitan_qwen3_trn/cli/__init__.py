@@ -24,5 +24,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except JobError as error:
+        error.source = error.source or f"torchtitan-trn {arguments.command}"
         print(error.report(), file=sys.stderr)  # noqa: T201
         return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -95,7 +96,8 @@ def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> Problem:
 
 
 def join(where: str, key: str) -> str:
-    """Dotted path of ``key`` inside ``where``."""
+    """Path of ``key`` in section ``where``; plugins are spelled as their names are, with hyphens."""
+    key = key.replace("_", "-") if where.rpartition(".")[2] == "plugins" and key not in ("enable", "disable") else key
     return f"{where}.{key}" if where else key
 
 
@@ -160,5 +162,5 @@ def _suggest_value(hint: Any, raw: Any) -> str:
         truth = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
         return f"write {truth[raw.lower()]} without quotes" if raw.lower() in truth else ""
     if isinstance(raw, str) and hint in (int, float):
-        return f"write {raw} without quotes" if raw.strip().lstrip("-").replace(".", "", 1).isalnum() else ""
+        return f"write {raw} without quotes" if re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", raw.strip()) else ""
     return ""

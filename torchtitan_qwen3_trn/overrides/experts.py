@@ -155,7 +155,9 @@ class StaticRouter(TokenChoiceTopKRouter):
             x_BLD: tokens.
             expert_bias_E: added to the scores for choosing only.
         """
-        with torch.autocast(device_type=x_BLD.device.type, dtype=torch.float32):
+        device_type = x_BLD.device.type
+        # A CPU has no autocast to float32 and would say so every time.
+        with torch.autocast(device_type, dtype=torch.float32, enabled=device_type != "cpu"):
             scores_BLE = self.gate(x_BLD)
         scores_BLE = _SCORES[self.score_func](scores_BLE)
         chooser_BLE = scores_BLE if expert_bias_E is None else scores_BLE + expert_bias_E

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, cast
 
 from torchtitan.models.common.attention import GQAttention
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["attention_sizes", "check_kernel", "expert_sizes"]
 
+logger = logging.getLogger(__name__)
+
 
 def check_kernel(
     operator: Operator, sizes: dict[str, JobSize], machine: Machine, *, plugin: str, provider: str
@@ -31,6 +34,8 @@ def check_kernel(
         provider: its option; with ``auto`` whatever would be a problem makes the operator fall back instead.
     """
     if machine.device_type != "neuron":
+        text = "plugin %s: on %s PyTorch references run; NKI kernels run on neuron only, and are not looked for here"
+        logger.info(text, plugin, machine.device_type)
         return []
     try:
         operator.prepare()

@@ -87,3 +87,14 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Problem]]:
         return [], [Problem(str(folder), f"cannot be listed ({error.strerror or error})")]
     faults = {file: file_problem(file) for file in files}
     return [file for file in files if faults[file] is None], [fault for fault in faults.values() if fault]
+
+
+def require_folder(folder: Path) -> None:
+    """Raise `JobError` unless ``folder`` is one, and no training checkpoint."""
+    fix = "name the folder of a Hugging Face checkpoint"
+    if not folder.is_dir():
+        raise JobError([Problem(str(folder), "is not a folder" if folder.exists() else "does not exist", fix)])
+    if (folder / ".metadata").is_file():
+        raise JobError(
+            [Problem(str(folder), "is a training checkpoint; torchtitan-trn export makes a folder of it", fix)]
+        )

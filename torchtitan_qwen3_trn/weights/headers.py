@@ -215,7 +215,7 @@ def _check_places(places: Mapping[str, list[int]], length: int) -> None:
 def _no_weights(folder: Path) -> Problem:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)) if folder.is_dir() else []
     if not pickles:
-        fix = "download the weights there, or do not set checkpoint.initial_load_in_hf"
+        fix = "name a folder with weights; a job without them leaves checkpoint.initial_load_in_hf out"
         return Problem(f"weights in {folder}", "there is no .safetensors file", fix)
     what = f"only Python pickles ({', '.join(pickles[:3])}), which can run code when they are opened and are not read"
     convert = (

@@ -37,6 +37,7 @@ from torchtitan_qwen3_trn.weights.assets import write_assets
 from torchtitan_qwen3_trn.weights.check import layout_of_folder
 from torchtitan_qwen3_trn.weights.export import Export, export, said
 from torchtitan_qwen3_trn.weights.export_job import ASSETS, without_expert_bias
+from torchtitan_qwen3_trn.weights.folder import require_folder
 from torchtitan_qwen3_trn.weights.headers import check_tensors, listed, read_headers
 from torchtitan_qwen3_trn.weights.publish import Draft
 from torchtitan_qwen3_trn.weights.tying import tying_problems
@@ -176,6 +177,7 @@ def import_folder(folder: Path, checkpoint: Path, *, route: Route = "native") ->
     Raises:
         JobError: with everything that is wrong with ``folder``, or why ``checkpoint`` cannot be written.
     """
+    require_folder(folder)
     layout = layout_of_folder(folder)
     problems = check_tensors(folder, layout.shapes, ignores=layout.ignores)
     problems = problems or tying_problems(folder, layout, read_headers(folder)[0])
@@ -302,7 +304,8 @@ _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 def _metadata(checkpoint: Path) -> Metadata:
     if not (checkpoint / ".metadata").is_file():
-        what = "is not a training checkpoint: there is no .metadata in it"
+        reason = "there is no .metadata in it" if checkpoint.is_dir() else "there is no such folder"
+        what = f"is not a training checkpoint: {reason}"
         raise JobError([Problem(str(checkpoint), what, "name a folder step-N")])
     try:
         return FileSystemReader(checkpoint).read_metadata()

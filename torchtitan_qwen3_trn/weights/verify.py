@@ -28,7 +28,7 @@ from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
 from torchtitan_qwen3_trn.weights.assets import has_tokenizer
 from torchtitan_qwen3_trn.weights.check import layout_of_folder, total_size_problems
 from torchtitan_qwen3_trn.weights.files import DTYPE_NAMES
-from torchtitan_qwen3_trn.weights.folder import file_problem, links_out, weight_files
+from torchtitan_qwen3_trn.weights.folder import file_problem, links_out, require_folder, weight_files
 from torchtitan_qwen3_trn.weights.headers import TensorHeader, check_tensors, read_headers
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors
@@ -117,8 +117,7 @@ def _stop_on(problems: list[Problem]) -> None:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    if not folder.is_dir():
-        raise JobError([Problem(str(folder), "is not a folder", "name the folder of a Hugging Face checkpoint")])
+    require_folder(folder)
     found, problems = read_headers(folder)
     # Transformers looks for more files than are read here, and follows links.
     others = [

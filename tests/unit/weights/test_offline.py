@@ -342,3 +342,18 @@ def test_an_expert_bias_of_nan_has_moved(published, tmp_path, caplog):
         export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe")
     export_checkpoint(checkpoint, tmp_path / "out", assets=published / "moe", drop_expert_bias=True)
     assert "the largest is nan in layers.1.moe.expert_bias_E" in caplog.text
+
+
+def test_what_is_no_folder_of_weights_is_called_by_its_name(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1/.metadata").write_bytes(b"")
+    cases = {"absent": "does not exist", "file": "is not a folder", "step-1": "is a training checkpoint"}
+    for name, words in cases.items():
+        assert main(["import", str(tmp_path / name), str(tmp_path / "out")]) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("torchtitan-trn import: 1 problem\n")
+        assert f"{tmp_path / name}: {words}" in message
+    assert main(["export", str(tmp_path / "absent"), str(tmp_path / "out")]) == 2
+    assert "is not a training checkpoint: there is no such folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
