@@ -153,7 +153,9 @@ def test_word_for_true_is_corrected_to_what_toml_has(parse_job):
 
 
 def test_word_for_a_number_gets_no_advice_that_toml_refuses(parse_job):
-    outcome = parse_job('[plugins.nki-moe]\nblock_rows = "x"\n[profiler]\nprofile_freq = "7"\n', "--model.backend", "nki_moe")
+    outcome = parse_job(
+        '[plugins.nki-moe]\nblock_rows = "x"\n[profiler]\nprofile_freq = "7"\n', "--model.backend", "nki_moe"
+    )
     assert 'plugins.nki-moe.block_rows: expected an integer, found the string "x"\n' in outcome.message
     assert 'found the string "7"; write 7 without quotes' in outcome.message
 
