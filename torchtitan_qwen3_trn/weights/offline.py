@@ -190,7 +190,8 @@ def import_folder(folder: Path, checkpoint: Path, *, route: Route = "native") ->
         draft = Draft(checkpoint)
         try:
             state_dict = {key: value.described(key) for key in skeleton.state_dict}
-            writer = FileSystemWriter(draft.folder, sync_files=True)
+            # A file per tensor: stock's writer keeps the tensors of a file in memory until the file is complete.
+            writer = FileSystemWriter(draft.folder, single_file_per_rank=False, sync_files=True)
             save(state_dict, storage_writer=writer, planner=_LazyPlanner(value), no_dist=True)
             dtype = next(iter(state_dict.values())).dtype
             class_name = type(build_on_meta(config, document_mask=True, experts="eager")).__name__

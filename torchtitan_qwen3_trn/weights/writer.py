@@ -115,8 +115,8 @@ class InPlaceWriter(HuggingFaceStorageWriter):
                 descriptor = os.open(self._folder / file, os.O_WRONLY)
                 try:
                     for item in pieces:
-                        value = planner.resolve_data(item)
-                        self._write_piece(descriptor, item, places[item.index.fqn], value, digest)
+                        # Not named here: a tensor read from elsewhere is gone before the next one is read.
+                        self._write_piece(descriptor, item, places[item.index.fqn], planner.resolve_data(item), digest)
                 except BaseException:
                     os.close(descriptor)
                     raise

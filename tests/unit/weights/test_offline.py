@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import shutil
@@ -19,6 +20,7 @@ from torchtitan_qwen3_trn.cli import main
 from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
+from torchtitan_qwen3_trn.weights import offline
 from torchtitan_qwen3_trn.weights.offline import export_checkpoint, import_folder
 from torchtitan_qwen3_trn.weights.verify import verify
 
@@ -73,6 +75,34 @@ def test_import_and_export_give_the_same_tensors_and_config(published, tmp_path,
     assert set(outcomes(findings).values()) == {"ok"}, findings
     if kind != "moe":  # a sum over experts is taken in another order
         assert "equal bit for bit" in {finding.check: finding.detail for finding in findings}["logits"]
+
+
+def tensors_alive():
+    """Bytes of all tensors in memory, each memory once."""
+    found = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.device.type == "cpu"]
+    return sum({each.data_ptr(): each.nbytes for each in found}.values())
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path / "folder", "qwen3", num_hidden_layers=12, vocab_size=256)
+    nbytes = {name: value.nbytes for name, value in tensors(folder).items()}
+    allowed = 3 * max(nbytes.values())
+    assert allowed < sum(nbytes.values()) / 2
+    before, alive = tensors_alive(), []
+    lookup = offline._LazyPlanner.lookup_object
+
+    def watched(self, index):
+        alive.append(tensors_alive() - before)
+        return lookup(self, index)
+
+    monkeypatch.setattr(offline._LazyPlanner, "lookup_object", watched)
+    import_folder(folder, tmp_path / "checkpoint")
+    assert len(alive) >= len(nbytes)
+    assert max(alive) <= allowed
+    alive.clear()
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "export")
+    assert len(alive) == len(nbytes)
+    assert max(alive) <= allowed
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
