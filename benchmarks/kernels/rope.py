@@ -19,7 +19,7 @@ import torch
 from model import hbm_bytes, microseconds
 
 import apart  # isort: skip  (imports nki, which model provides)
-from torchtitan_qwen3_trn.kernels import nki_qk_norm_rope, nki_rope  # isort: skip
+from torchtitan_qwen3_trn.kernels import nki_qk_norm_rope, nki_qk_norm_rope_backward, nki_rope  # isort: skip
 
 HEADS = {"Qwen3-30B-A3B": (32, 4, 128), "Qwen3-4B": (32, 8, 128)}
 VECTOR_NS_PER_PASS = 1 / 0.96
@@ -59,7 +59,9 @@ def measure(heads: tuple[int, int, int], length: int, library: Path | None = Non
         "RoPE forward": model.run(nki_rope.rope_kernel, q, k, table)[1],
         "RoPE backward": model.run(nki_rope.rope_backward_kernel, dq, dk, table)[1],
         "QK-norm + RoPE forward": fused,
-        "QK-norm + RoPE backward": model.run(nki_qk_norm_rope.qk_norm_rope_backward_kernel, *inputs, table, *rms)[1],
+        "QK-norm + RoPE backward": model.run(
+            nki_qk_norm_rope_backward.qk_norm_rope_backward_kernel, *inputs, table, *rms
+        )[1],
         "QK-norm alone, forward": model.run(apart.qk_norm_kernel, q, k, weight, weight, EPS)[1],
         "QK-norm alone, backward": model.run(apart.qk_norm_backward_kernel, *inputs, *rms)[1],
     }

@@ -4,7 +4,8 @@ import pytest
 import torch
 from nki_emulator.testing import nki
 
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import qk_norm_rope_backward_kernel, qk_norm_rope_kernel
+from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import qk_norm_rope_kernel
+from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward import qk_norm_rope_backward_kernel
 from torchtitan_qwen3_trn.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_backward
 
 EPS = 1e-6
