@@ -1,22 +1,14 @@
-"""NKI kernels of `qk_norm_rope` and its gradient, for Trainium2: one pass over HBM for norm and rotation.
+"""NKI kernel of `qk_norm_rope` for Trainium2: one pass over HBM for norm and rotation.
 
 Shape suffixes: B batch, b = B or 1, L sequence, N query heads, M key heads, H head dimension, E = H / 2 frequencies,
 R = B L / 128; on chip P = 128 partitions, J positions of a partition, X = N or M, G heads of one instruction.
 
 Positions lie on partitions and heads are shared out between engines as in `nki_rope`.
 
-Forward. With g the norm's weight and r the reciprocal root mean square, x r g rotated is (x r) rotated with the
-tables cos g and sin g, which are made once per position for all heads. The Scalar Engine squares and sums, and
-multiplies by r; the Vector Engine and GpSimd rotate, so neither has more to do than without the norm.
-
-Backward. With u the gradient rotated back, v = u g and xhat = x r, the usual dx = r (v - xhat mean(v xhat)) is, in
-terms of what is at hand, with dy r instead of dy rotated back and multiplied by g, giving w = r v::
-
-    dx = w - x r^2 mean(w x)        dg = sum(u xhat) = sum(u r x)
-
-The sum over rows and heads for dg is the diagonal of (u r)^T x, accumulated on the Tensor Engine in float32, in an
-order that does not depend on the number of cores. The Tensor Engine also adds up the products of the rotation for the
-Vector Engine's heads, as matmuls with the identity.
+With g the norm's weight and r the reciprocal root mean square, x r g rotated is (x r) rotated with the tables cos g and
+sin g, which are made once per position for all heads. The Scalar Engine squares and sums, and multiplies by r what
+GpSimd rotates; the Vector Engine multiplies by r and a table in one pass. So neither of those two has more to do than
+without the norm, tables aside. The gradient is in `nki_qk_norm_rope_backward`.
 
 Written for the language subset of nki 0.6; imported only where `nki` is.
 """
@@ -31,21 +23,14 @@ from torchtitan_qwen3_trn.kernels.nki_rope import (
     TILE_BYTES,
     blocks_of_core,
     bytes_of,
+    combine_halves,
     head_groups,
     in_blocks,
     load_block,
     positions_per_partition,
-    rotate,
-    spread_over_heads,
 )
 
-__all__ = ["qk_norm_rope_backward_kernel", "qk_norm_rope_kernel"]
-
-BACKWARD_TILE_BYTES = 2048
-"""One PSUM bank, which a matmul cannot exceed."""
-BACKWARD_GPSIMD_SHARE = (1, 3)
-"""Heads GpSimd takes in backward: 6 passes of 2 N cycles at 1.2 GHz against the Vector Engine's 5 of N at 0.96 GHz, and
-some short instructions."""
+__all__ = ["qk_norm_rope_kernel"]
 
 
 @nki.jit
@@ -75,6 +60,7 @@ def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps
     rms = (in_blocks(q_rms_BLN, positions), in_blocks(k_rms_BLM, positions))
     tables = in_blocks(cos_sin_bLH, positions)
     weights_P2H = load_weights(q_weight_H, k_weight_H, nl.psum)
+    repeated_weights = (repeat_for_heads(weights_P2H, 0, 2), repeat_for_heads(weights_P2H, 1, 2))
     first_block, past_last_block = blocks_of_core(length, positions)
     for block in range(first_block, past_last_block):
         for b in range(batch):
@@ -84,20 +70,19 @@ def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps
             r = (reciprocal_rms(x[0], eps), reciprocal_rms(x[1], eps))
             out = (new_tile(x[0].shape, x[0].dtype), new_tile(x[1].shape, x[1].dtype))
             for j in range(positions):
-                psum_factors_P4H, factors_P4H = weighted_tables(table_PJH, weights_P2H, j)
+                psum_factors_P4H, factors_P4H = weighted_tables(table_PJH, repeated_weights, j)
                 for group in head_groups(q_heads, k_heads, head_dim, TILE_BYTES, GPSIMD_SHARE):
-                    q_or_k, start, stop, on_vector = group
-                    scaled_PGH = scale_heads(x[q_or_k][:, j, start:stop, :], r[q_or_k][:, j, start:stop])
-                    factors = psum_factors_P4H if on_vector else factors_P4H
-                    rotate(
-                        scaled_PGH,
-                        out[q_or_k][:, j, start:stop, :],
-                        repeat_for_heads(factors, 2 * q_or_k, stop - start),
-                        repeat_for_heads(factors, 2 * q_or_k + 1, stop - start),
-                        nl.subtract,
-                        nl.add,
+                    i, start, stop, on_vector = group
+                    by_cos_PGH, by_sin_PGH = scaled_products(
+                        x[i][:, j, start:stop, :],
+                        r[i][:, j, start:stop],
+                        psum_factors_P4H if on_vector else factors_P4H,
+                        2 * i,
                         on_vector,
+                        nl.psum if on_vector else nl.sbuf,
                     )
+                    engine = nisa.engine.vector if on_vector else nisa.engine.gpsimd
+                    combine_halves(by_cos_PGH, by_sin_PGH, out[i][:, j, start:stop, :], nl.subtract, nl.add, engine)
             for i in range(2):
                 nisa.dma_copy(dst=outputs[i][b, block], src=out[i])
                 nisa.dma_copy(dst=rms[i][b, block], src=r[i])
@@ -125,24 +110,63 @@ def reciprocal_rms(x_PJXH, eps):
     return r_PJX
 
 
-def weighted_tables(table_PJH, weights_P2H, j):
-    """Tables of position j times the norms' weights: (P, 4, H) in PSUM, and a copy in SBUF.
+def weighted_tables(table_PJH, weights, j):
+    """Cosines and sines of position j, each for both halves of a head, times weights: (P, 4, H) in PSUM and in SBUF.
 
-    In order: cosines and sines for queries, cosines and sines for keys; each for both halves of a head.
+    Args:
+        table_PJH: E cosines, then E sines, for each position.
+        weights: for queries and for keys, (P, 2, H) in PSUM: what the cosines and what the sines are multiplied by.
+        j: which position of a partition.
     """
-    head_dim = table_PJH.shape[2]
+    positions, head_dim = table_PJH.shape[1], table_PJH.shape[2]
+    half = head_dim // 2
     psum_factors_P4H = nl.ndarray((PARTITIONS, 4, head_dim), dtype=nl.float32, buffer=nl.psum)
     factors_P4H = new_tile((PARTITIONS, 4, head_dim), nl.float32)
-    for i in range(4):
+    for i in range(2):
         nisa.tensor_tensor(
-            dst=psum_factors_P4H[:, i, :],
-            data1=spread_over_heads(table_PJH, j, (i % 2) * (head_dim // 2), 1),
-            data2=weights_P2H[:, i // 2, :],
+            dst=psum_factors_P4H[:, 2 * i : 2 * i + 2, :],
+            data1=table_PJH.ap(
+                pattern=[[positions * head_dim, PARTITIONS], [half, 2], [0, 2], [1, half]], offset=j * head_dim
+            ),
+            data2=weights[i],
             op=nl.multiply,
             engine=nisa.engine.vector,
         )
     nisa.tensor_copy(dst=factors_P4H, src=psum_factors_P4H, engine=nisa.engine.scalar)
     return psum_factors_P4H, factors_P4H
+
+
+def scaled_products(x_PGH, r_PG, factors_P4H, row, on_vector, by_cos_buffer):
+    """x r times ``factors_P4H[:, row]``, and times the next row: two float32 tiles, the second in SBUF.
+
+    For the Vector Engine ``factors_P4H`` should be in PSUM; for GpSimd everything must be in SBUF.
+    """
+    heads = x_PGH.shape[1]
+    by_cos_PGH = nl.ndarray(x_PGH.shape, dtype=nl.float32, buffer=by_cos_buffer)
+    by_sin_PGH = new_tile(x_PGH.shape, nl.float32)
+    products = ((by_cos_PGH, row), (by_sin_PGH, row + 1))
+    if on_vector:
+        for product in products:
+            for head in range(heads):
+                nisa.scalar_tensor_tensor(
+                    dst=product[0][:, head, :],
+                    data=x_PGH[:, head, :],
+                    op0=nl.multiply,
+                    operand0=r_PG[:, head : head + 1],
+                    op1=nl.multiply,
+                    operand1=factors_P4H[:, product[1], :],
+                )
+        return by_cos_PGH, by_sin_PGH
+    scaled_PGH = scale_heads(x_PGH, r_PG)
+    for product in products:
+        nisa.tensor_tensor(
+            dst=product[0],
+            data1=scaled_PGH,
+            data2=repeat_for_heads(factors_P4H, product[1], heads),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
+        )
+    return by_cos_PGH, by_sin_PGH
 
 
 def load_weights(q_weight_H, k_weight_H, buffer):

@@ -6,22 +6,22 @@ Per head, with u the gradient rotated back, g the weight and r the reciprocal ro
 
     w = r u g        dx = w - x r^2 mean(w x)        dg = sum(u x r) = sum(w x) / g
 
-Dividing by g once, at the end, lets one rotation and one product w x serve both gradients: the tables are multiplied by g
-instead of u. A weight below `SMALLEST_WEIGHT` is replaced by it, which dx cannot show: see there.
+Dividing by g once, at the end, lets one rotation and one product w x serve both gradients: not u but the tables are
+multiplied by g. A weight below `SMALLEST_WEIGHT` is replaced by it, which does not show in dx: see there.
 
-Time. All engines work side by side, each on what it is best at:
+Time. All engines work side by side, each on what it does best:
 
-- rotation, two products per element: GpSimd for most heads, which the Scalar Engine multiplies by r beforehand; the
-  Vector Engine for the rest, multiplying by r in the same pass. The Tensor Engine adds the products up, as matmuls with
-  the identity, which is where w comes to lie in PSUM, within the Vector Engine's faster reach.
-- w x: the Vector Engine. Its sums over a head: the Scalar Engine; its sums over positions and heads: the Tensor Engine, in
-  float32 and in an order that does not depend on the number of cores.
-- dx: for heads that GpSimd rotated the Vector Engine, in one pass; for the others the Scalar Engine multiplies x, the
+- Rotation, two products per element: GpSimd for most heads, which the Scalar Engine multiplies by r beforehand; the
+  Vector Engine for the rest, multiplying by r in the same pass. The Tensor Engine adds the products up, as matmuls
+  with the identity; w then lies in PSUM, from where the Vector Engine reads it at full rate.
+- w x: the Vector Engine. The sums over a head: the Scalar Engine. The sums over positions and heads: the Tensor
+  Engine, in float32 and in an order that does not depend on the number of cores.
+- dx: the Vector Engine, in one pass, for heads that GpSimd rotated; for the others the Scalar Engine multiplies x, the
   Tensor Engine adds that to w, and the Scalar Engine rounds the sum.
 
-`GPSIMD_SHARE` balances, in passes over all elements with a the Vector Engine's share of the rotation: 2 (1 - a) passes of
-2 N cycles at 1.2 GHz on GpSimd, 2 + a of N at 0.96 GHz on the Vector Engine, 2 + a of N at 1.2 GHz and one read-out of 64
-cycles per head on the Scalar Engine.
+With a the Vector Engine's share of the rotation, `GPSIMD_SHARE` balances, per element of all heads, 2 (1 - a) passes of
+2 cycles at 1.2 GHz on GpSimd against 2 + a passes of 1 cycle at 0.96 GHz on the Vector Engine and 2 + a of 1 cycle at
+1.2 GHz on the Scalar Engine, which also takes 64 cycles to read out each sum.
 
 Written for the language subset of nki 0.6; imported only where `nki` is.
 """
@@ -30,7 +30,13 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import load_weights, new_tile, repeat_for_heads, scale_heads
+from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import (
+    load_weights,
+    new_tile,
+    scale_heads,
+    scaled_products,
+    weighted_tables,
+)
 from torchtitan_qwen3_trn.kernels.nki_rope import (
     PARTITIONS,
     blocks_of_core,
@@ -48,8 +54,9 @@ GPSIMD_SHARE = (3, 4)
 BANK_BYTES = 2048
 """Bytes per partition of a PSUM bank, which a matmul cannot exceed."""
 SMALLEST_WEIGHT = 2.0**-40
-"""Stands in for weights of smaller magnitude, 0 among them, so that a product with the weight can be divided by it again.
-It changes dx by at most 2^-40 of r u, while float32 rounds to 2^-24, and keeps products of 2^-86 and more exact."""
+"""Stands in for weights of smaller magnitude, 0 among them, so that a product with the weight can be divided by it
+again. It changes dx by at most 2^-40 of r u, where float32 rounds to 2^-24 of the largest such term, and products u x r
+of 2^-86 and more stay clear of underflow."""
 
 
 @nki.jit
@@ -92,7 +99,7 @@ def qk_norm_rope_backward_kernel(
     tables = in_blocks(cos_sin_bLH, positions)
     weights_P2H = load_weights(q_weight_H, k_weight_H, nl.sbuf)
     raise_small_weights(weights_P2H)
-    turned_P4H = weights_for_rotation(weights_P2H)
+    turned_weights = weights_for_rotation(weights_P2H)
     identity = nl.shared_identity_matrix(PARTITIONS, dtype=nl.float32)
     ones_P1 = new_tile((PARTITIONS, 1), nl.float32)
     nisa.memset(dst=ones_P1, value=1.0, engine=nisa.engine.gpsimd)
@@ -109,8 +116,7 @@ def qk_norm_rope_backward_kernel(
             dx = (new_tile(x[0].shape, q_BLNH.dtype), new_tile(x[1].shape, k_BLMH.dtype))
             sums = (new_column_tiles(head_dim, positions), new_column_tiles(head_dim, positions))
             for j in range(positions):
-                psum_factors_P4H, factors_P4H = weighted_tables(table_PJH, turned_P4H, j)
-                first = [True, True]
+                psum_factors_P4H, factors_P4H = weighted_tables(table_PJH, turned_weights, j)
                 for group in head_groups(q_heads, k_heads, head_dim, BANK_BYTES, GPSIMD_SHARE):
                     i, start, stop, on_vector = group
                     r_PG, x_PGH = r[i][:, j, start:stop], x[i][:, j, start:stop, :]
@@ -120,8 +126,7 @@ def qk_norm_rope_backward_kernel(
                     nisa.tensor_tensor(
                         dst=product_PGH, data1=w_PGH, data2=x_PGH, op=nl.multiply, engine=nisa.engine.vector
                     )
-                    add_columns(sums[i], j, product_PGH, ones_P1, first[i])
-                    first[i] = False
+                    add_columns(sums[i], j, product_PGH, ones_P1, start == 0)
                     mean_PG = sums_of_heads(product_PGH, mean_factors[i][:, j, start:stop])
                     subtract_mean(w_PGH, x_PGH, mean_PG, dx[i][:, j, start:stop, :], on_vector, identity)
             for i in range(2):
@@ -142,71 +147,24 @@ def raise_small_weights(weights_P2H):
 
 
 def weights_for_rotation(weights_P2H):
-    """What the tables are multiplied by, (P, 4, H) in PSUM: for queries, then for keys, g and (-g_high, g_low).
-
-    The second is for products that end in the other half of their head.
-    """
+    """What `weighted_tables` takes: for the cosines g, for the sines, whose products go to the other half, (-g_high,
+    g_low)."""
     head_dim = weights_P2H.shape[2]
     half = head_dim // 2
-    turned_P4H = nl.ndarray((PARTITIONS, 4, head_dim), dtype=nl.float32, buffer=nl.psum)
+    turned = []
     for i in range(2):
-        scalar = nisa.engine.scalar
-        nisa.tensor_copy(dst=turned_P4H[:, 2 * i, :], src=weights_P2H[:, i, :], engine=scalar)
-        nisa.activation(
-            dst=turned_P4H[:, 2 * i + 1, :half], op=nl.copy, data=weights_P2H[:, i, half:], scale=-1.0
-        )
-        nisa.tensor_copy(dst=turned_P4H[:, 2 * i + 1, half:], src=weights_P2H[:, i, :half], engine=scalar)
-    return turned_P4H
-
-
-def weighted_tables(table_PJH, turned_P4H, j):
-    """Cosines and sines of position j times `weights_for_rotation`: (P, 4, H) in PSUM, and a copy in SBUF."""
-    positions, head_dim = table_PJH.shape[1], table_PJH.shape[2]
-    half = head_dim // 2
-    psum_factors_P4H = nl.ndarray(turned_P4H.shape, dtype=nl.float32, buffer=nl.psum)
-    factors_P4H = new_tile(turned_P4H.shape, nl.float32)
-    for i in range(2):
-        nisa.tensor_tensor(
-            dst=psum_factors_P4H[:, 2 * i : 2 * i + 2, :],
-            data1=table_PJH.ap(
-                pattern=[[positions * head_dim, PARTITIONS], [half, 2], [0, 2], [1, half]], offset=j * head_dim
-            ),
-            data2=turned_P4H[:, 2 * i : 2 * i + 2, :],
-            op=nl.multiply,
-            engine=nisa.engine.vector,
-        )
-    nisa.tensor_copy(dst=factors_P4H, src=psum_factors_P4H, engine=nisa.engine.scalar)
-    return psum_factors_P4H, factors_P4H
+        turned_P2H = nl.ndarray((PARTITIONS, 2, head_dim), dtype=nl.float32, buffer=nl.psum)
+        nisa.tensor_copy(dst=turned_P2H[:, 0, :], src=weights_P2H[:, i, :], engine=nisa.engine.scalar)
+        nisa.activation(dst=turned_P2H[:, 1, :half], op=nl.copy, data=weights_P2H[:, i, half:], scale=-1.0)
+        nisa.tensor_copy(dst=turned_P2H[:, 1, half:], src=weights_P2H[:, i, :half], engine=nisa.engine.scalar)
+        turned.append(turned_P2H)
+    return turned
 
 
 def rotate_back(dy_PGH, r_PG, factors_P4H, row, on_vector, identity):
     """w: some heads' gradient times r, rotated by the opposite angle and multiplied by the weight; in PSUM."""
-    heads, head_dim = dy_PGH.shape[1], dy_PGH.shape[2]
-    half = head_dim // 2
-    by_cos_PGH = new_tile(dy_PGH.shape, nl.float32)
-    by_sin_PGH = new_tile(dy_PGH.shape, nl.float32)
-    products = ((by_cos_PGH, row), (by_sin_PGH, row + 1))
-    if on_vector:
-        for product in products:
-            for head in range(heads):
-                nisa.scalar_tensor_tensor(
-                    dst=product[0][:, head, :],
-                    data=dy_PGH[:, head, :],
-                    op0=nl.multiply,
-                    operand0=r_PG[:, head : head + 1],
-                    op1=nl.multiply,
-                    operand1=factors_P4H[:, product[1], :],
-                )
-    else:
-        scaled_PGH = scale_heads(dy_PGH, r_PG)
-        for product in products:
-            nisa.tensor_tensor(
-                dst=product[0],
-                data1=scaled_PGH,
-                data2=repeat_for_heads(factors_P4H, product[1], heads),
-                op=nl.multiply,
-                engine=nisa.engine.gpsimd,
-            )
+    half = dy_PGH.shape[2] // 2
+    by_cos_PGH, by_sin_PGH = scaled_products(dy_PGH, r_PG, factors_P4H, row, on_vector, nl.sbuf)
     w_PGH = nl.ndarray(dy_PGH.shape, dtype=nl.float32, buffer=nl.psum)
     add(w_PGH, by_cos_PGH, identity, False)
     add(w_PGH[:, :, :half], by_sin_PGH[:, :, half:], identity, True)
@@ -216,9 +174,7 @@ def rotate_back(dy_PGH, r_PG, factors_P4H, row, on_vector, identity):
 
 def add(psum_tile, tile, identity, accumulate):
     """psum_tile (+)= tile, on the Tensor Engine."""
-    nisa.nc_matmul(
-        dst=psum_tile, stationary=identity, moving=tile, is_stationary_onezero=True, accumulate=accumulate
-    )
+    nisa.nc_matmul(dst=psum_tile, stationary=identity, moving=tile, is_stationary_onezero=True, accumulate=accumulate)
 
 
 def negative_mean_square(r_PJX, head_dim):
@@ -287,20 +243,21 @@ def add_columns(tiles, column, values_PGH, ones_P1, first):
 
 def inverse_weights(weights_P2H, ones_P1):
     """1 / g with a head's elements on partitions, as `new_column_tiles`: a column for queries, one for keys."""
+    tiles = new_column_tiles(weights_P2H.shape[2], 2)
     inverses = []
-    for tile in new_column_tiles(weights_P2H.shape[2], 2):
-        start = len(inverses) * PARTITIONS
-        width = tile.shape[0]
-        for i in range(2):
+    for i in range(len(tiles)):
+        width = tiles[i].shape[0]
+        start = i * PARTITIONS
+        for q_or_k in range(2):
             nisa.nc_matmul(
-                dst=tile[:, i : i + 1],
-                stationary=weights_P2H[0:1, i, start : start + width],
+                dst=tiles[i][:, q_or_k : q_or_k + 1],
+                stationary=weights_P2H[0:1, q_or_k, start : start + width],
                 moving=ones_P1[0:1, :],
                 is_moving_onezero=True,
                 accumulate=False,
             )
         inverse = new_tile((width, 2), nl.float32)
-        nisa.reciprocal(dst=inverse, data=tile)
+        nisa.reciprocal(dst=inverse, data=tiles[i])
         inverses.append(inverse)
     return inverses
 
