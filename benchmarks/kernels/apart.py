@@ -8,17 +8,20 @@ import nki.isa as nisa
 import nki.language as nl
 
 from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import (
-    add_products,
-    load_in_float32,
     load_weights,
-    multiply_weight,
-    new_square_tiles,
     new_tile,
     reciprocal_rms,
+    repeat_for_heads,
     scale_heads,
-    square,
-    store_diagonals,
-    subtract_mean,
+)
+from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward import (
+    add_columns,
+    inverse_weights,
+    negative_mean_square,
+    new_column_tiles,
+    raise_small_weights,
+    rows_without_weight,
+    sums_of_heads,
 )
 from torchtitan_qwen3_trn.kernels.nki_rope import (
     GPSIMD_SHARE,
@@ -82,13 +85,20 @@ def qk_norm_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, eps):
 
 @nki.jit
 def qk_norm_backward_kernel(dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weight_H, q_rms_BLN, k_rms_BLM):
-    """Gradients of `qk_norm_kernel`, as the fused kernel computes them."""
+    """Gradients of `qk_norm_kernel`, by the formulas of the fused kernel."""
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
-    row_bytes = (q_heads + k_heads) * head_dim * (bytes_of(q_BLNH.dtype) + 2)
+    row_bytes = (q_heads + k_heads) * head_dim * bytes_of(q_BLNH.dtype) * 3 // 2
     positions = positions_per_partition(length, row_bytes, head_dim)
     weights_P2H = load_weights(q_weight_H, k_weight_H, nl.sbuf)
-    psum_weights_P2H = load_weights(q_weight_H, k_weight_H, nl.psum)
+    raise_small_weights(weights_P2H)
+    psum_weights_P2H = nl.ndarray(weights_P2H.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.tensor_copy(dst=psum_weights_P2H, src=weights_P2H, engine=nisa.engine.scalar)
+    identity = nl.shared_identity_matrix(128, dtype=nl.float32)
+    ones_P1 = new_tile((128, 1), nl.float32)
+    nisa.memset(dst=ones_P1, value=1.0, engine=nisa.engine.gpsimd)
+    inverses = inverse_weights(weights_P2H, ones_P1)
+    groups = head_groups(q_heads, k_heads, head_dim, TILE_BYTES, GPSIMD_SHARE)
     tensors = ((dq_BLNH, q_BLNH, q_rms_BLN), (dk_BLMH, k_BLMH, k_rms_BLM))
     results = []
     first_block, past_last_block = blocks_of_core(length, positions)
@@ -97,30 +107,64 @@ def qk_norm_backward_kernel(dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weig
         dx_BLXH = nl.ndarray(x_BLXH.shape, dtype=x_BLXH.dtype, buffer=nl.shared_hbm, name=f"dx{i}")
         tiles = batch * length // 128
         dweight_RH = nl.ndarray((tiles, head_dim), dtype=nl.float32, buffer=nl.shared_hbm, name=f"dweight{i}")
-        rows = dweight_RH.reshape((batch, length // 128 // positions, 1, positions * head_dim))
+        rows = dweight_RH.reshape((batch, length // 128 // positions, positions, head_dim))
         results.append((dx_BLXH, dweight_RH))
         for block in range(first_block, past_last_block):
             for b in range(batch):
                 dy = load_block(in_blocks(dy_BLXH, positions)[b, block])
-                x = load_in_float32(in_blocks(x_BLXH, positions)[b, block])
+                x = load_block(in_blocks(x_BLXH, positions)[b, block])
                 r = load_block(in_blocks(rms_BLX, positions)[b, block])
-                r2 = square(r)
+                mean_factors = negative_mean_square(r, head_dim)
                 dx = new_tile(x.shape, x_BLXH.dtype)
-                row = new_tile((1, positions * head_dim), nl.float32)
+                sums = new_column_tiles(head_dim, positions)
                 for j in range(positions):
-                    products = new_square_tiles(head_dim)
-                    first = True
-                    for q_or_k, start, stop, on_vector in head_groups(
-                        q_heads, k_heads, head_dim, TILE_BYTES, GPSIMD_SHARE
-                    ):
-                        if q_or_k == i:
-                            dyr_PGH = scale_heads(dy, r, j, start, stop)
-                            weights = psum_weights_P2H if on_vector else weights_P2H
-                            w_PGH = multiply_weight(dyr_PGH, weights, i, on_vector)
-                            subtract_mean(w_PGH, x, r2, dx, j, start, stop, on_vector)
-                            add_products(products, dyr_PGH, x[:, j, start:stop, :], first)
-                            first = False
-                    store_diagonals(products, row, j * head_dim)
+                    for number, (_, start, stop, on_vector) in enumerate(g for g in groups if g[0] == i):
+                        r_PG, x_PGH = r[:, j, start:stop], x[:, j, start:stop, :]
+                        weights = psum_weights_P2H if on_vector else weights_P2H
+                        w_PGH = weighted(dy[:, j, start:stop, :], r_PG, weights, i, on_vector)
+                        product_PGH = new_tile(w_PGH.shape, nl.float32)
+                        engine = nisa.engine.vector if on_vector else nisa.engine.gpsimd
+                        nisa.tensor_tensor(dst=product_PGH, data1=w_PGH, data2=x_PGH, op=nl.multiply, engine=engine)
+                        add_columns(sums, j, product_PGH, ones_P1, number == 0)
+                        mean_PG = sums_of_heads(product_PGH, mean_factors[:, j, start:stop])
+                        subtract_mean(w_PGH, x_PGH, mean_PG, dx[:, j, start:stop, :], on_vector)
                 nisa.dma_copy(dst=in_blocks(dx_BLXH, positions)[b, block], src=dx)
-                nisa.dma_copy(dst=rows[b, block], src=row)
+                nisa.dma_copy(dst=rows[b, block], src=rows_without_weight(sums, inverses, i, head_dim, identity))
     return results[0][0], results[1][0], results[0][1], results[1][1]
+
+
+def weighted(dy_PGH, r_PG, weights_P2H, row, on_vector):
+    """dy r g, in PSUM for the Vector Engine's heads and in SBUF for GpSimd's."""
+    w_PGH = nl.ndarray(dy_PGH.shape, dtype=nl.float32, buffer=nl.psum if on_vector else nl.sbuf)
+    if not on_vector:
+        weights = repeat_for_heads(weights_P2H, row, dy_PGH.shape[1])
+        scaled_PGH = scale_heads(dy_PGH, r_PG)
+        nisa.tensor_tensor(dst=w_PGH, data1=scaled_PGH, data2=weights, op=nl.multiply, engine=nisa.engine.gpsimd)
+        return w_PGH
+    for head in range(dy_PGH.shape[1]):
+        nisa.scalar_tensor_tensor(
+            dst=w_PGH[:, head, :],
+            data=dy_PGH[:, head, :],
+            op0=nl.multiply,
+            operand0=r_PG[:, head : head + 1],
+            op1=nl.multiply,
+            operand1=weights_P2H[:, row, :],
+        )
+    return w_PGH
+
+
+def subtract_mean(w_PGH, x_PGH, mean_PG, dx_PGH, on_vector):
+    """dx = w + x times the (negative) mean."""
+    if not on_vector:
+        scaled_PGH = scale_heads(x_PGH, mean_PG)
+        nisa.tensor_tensor(dst=dx_PGH, data1=scaled_PGH, data2=w_PGH, op=nl.add, engine=nisa.engine.gpsimd)
+        return
+    for head in range(x_PGH.shape[1]):
+        nisa.scalar_tensor_tensor(
+            dst=dx_PGH[:, head, :],
+            data=x_PGH[:, head, :],
+            op0=nl.multiply,
+            operand0=mean_PG[:, head : head + 1],
+            op1=nl.add,
+            operand1=w_PGH[:, head, :],
+        )

@@ -102,12 +102,17 @@ def rotate(x_PGH, out_PGH, cos_PGH, sin_PGH, low_op, high_op, on_vector):
 
     On the Vector Engine, tables or ``x_PGH`` must be in PSUM for the products to run at full rate.
     """
-    half = x_PGH.shape[2] // 2
     engine = nisa.engine.vector if on_vector else nisa.engine.gpsimd
     by_cos_PGH = nl.ndarray(x_PGH.shape, dtype=nl.float32, buffer=nl.psum if on_vector else nl.sbuf)
     by_sin_PGH = nl.ndarray(x_PGH.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=by_cos_PGH, data1=x_PGH, data2=cos_PGH, op=nl.multiply, engine=engine)
     nisa.tensor_tensor(dst=by_sin_PGH, data1=x_PGH, data2=sin_PGH, op=nl.multiply, engine=engine)
+    combine_halves(by_cos_PGH, by_sin_PGH, out_PGH, low_op, high_op, engine)
+
+
+def combine_halves(by_cos_PGH, by_sin_PGH, out_PGH, low_op, high_op, engine):
+    """Add up the products of a rotation: each half by cosine, and the other half by sine."""
+    half = out_PGH.shape[2] // 2
     nisa.tensor_tensor(
         dst=out_PGH[:, :, :half], data1=by_cos_PGH[:, :, :half], data2=by_sin_PGH[:, :, half:], op=low_op, engine=engine
     )

@@ -4,7 +4,8 @@ import pytest
 import torch
 from nki_emulator.testing import nki
 
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import qk_norm_rope_backward_kernel, qk_norm_rope_kernel
+from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import qk_norm_rope_kernel
+from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward import qk_norm_rope_backward_kernel
 from torchtitan_qwen3_trn.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_backward
 
 EPS = 1e-6
@@ -20,7 +21,7 @@ def draw(shape, dtype):
     q, dq = (torch.randn(batch, length, q_heads, head_dim).to(dtype) for _ in range(2))
     k, dk = (torch.randn(batch, length, k_heads, head_dim).to(dtype) for _ in range(2))
     q_weight, k_weight = (torch.randn(head_dim).to(dtype) for _ in range(2))
-    q_weight[0] = 0  # a formula that divides by the weight would fail
+    q_weight[0] = 0
     angles = torch.rand(1, length, head_dim // 2) * 6
     return [q, k, q_weight, k_weight, torch.cat((angles.cos(), angles.sin()), dim=-1)], [dq, dk]
 
@@ -54,6 +55,20 @@ def test_a_number_of_heads_that_fills_one_engine_only():
     case = draw((1, 128, 1, 1, 128), torch.float32)
     for ours, exact in zip(forward_and_backward(*case), in_float64(*case), strict=True):
         torch.testing.assert_close(ours.double().sum(0), exact.sum(0), rtol=0, atol=1e-5 * exact.abs().max().item())
+
+
+def test_weights_too_small_to_divide_by_have_gradients_like_the_others():
+    inputs, gradients = draw((1, 128, 3, 1, 64), torch.float32)
+    inputs[2][:6] = torch.tensor([0.0, -0.0, 1e-30, -1e-13, 1e10, -1e-45])
+    inputs[3][:] = 0
+    for name, ours, exact in zip(
+        NAMES, forward_and_backward(inputs, gradients), in_float64(inputs, gradients), strict=True
+    ):
+        if name.endswith("weight"):
+            ours, exact = ours.sum(0), exact.sum(0)
+        # All weights of the keys being 0, so are their output and gradient, up to 2^-40 of the gradient given.
+        atol = 1e-6 * exact.abs().max().item() or 1e-10
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_two_cores_give_the_bits_of_one():

@@ -16,14 +16,14 @@ def benchmark(monkeypatch):
 
 
 @emulator_only
-def test_rope_is_near_its_bound_and_the_norm_costs_little_more(benchmark):
+def test_rope_is_near_its_bound_and_fusing_the_norm_with_it_pays(benchmark):
     rope = benchmark("rope")
     ratios = rope.measure(rope.HEADS["Qwen3-30B-A3B"], 1024)
     assert ratios["RoPE, HBM bytes / least"] == 1
     assert ratios["RoPE forward / bound"] < 1.05
     assert ratios["RoPE backward / bound"] < 1.05
-    assert ratios["QK-norm and RoPE apart / fused, forward"] > 1.5
-    assert ratios["QK-norm and RoPE apart / fused, backward"] > 1.2
+    assert ratios["QK-norm and RoPE apart / fused, forward"] > 1.6
+    assert ratios["QK-norm and RoPE apart / fused, backward"] > 1.6
 
 
 @emulator_only
