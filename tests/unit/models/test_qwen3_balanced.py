@@ -115,14 +115,16 @@ def test_validation_counts_nothing():
     assert model.router_loss._visits_YE is None
 
 
-def test_jobs_without_experts_or_with_tensor_parallelism_are_refused(parse_job):
+def test_jobs_without_experts_or_with_tensor_and_expert_parallelism_are_refused(parse_job):
     dense = parse_job(base=TINY_MODEL.replace("[model]", '[model]\nload_balance = "aux_loss"'))
     assert 'model.load_balance: "aux_loss", but this model has no experts' in dense.message
     experts = "[model]\nload_balance = 'aux_loss'\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32"
     base = TINY_MODEL.replace("[model]", experts)
     assert parse_job(base=base).status is None
-    tensor = parse_job("[parallelism]\ntensor_parallel_degree = 2\n", base=base, world_size=2)
-    assert "does not work with tensor parallelism" in tensor.message
+    tensor = "[parallelism]\ntensor_parallel_degree = 2\n"
+    assert parse_job(tensor, base=base, world_size=2).status is None
+    both = parse_job(tensor + "expert_parallel_degree = 2\n", base=base, world_size=2)
+    assert "does not work with tensor and expert parallelism at once" in both.message
 
 
 class _Part:

@@ -34,7 +34,8 @@ class GlobalBatchLoss:
     Attributes:
         coefficient: weight of the loss, ``router_aux_loss_coef`` of config.json.
         layers: layers with experts of the whole model, over which the loss is averaged.
-        rows: sequences of an optimizer step on all ranks; a microbatch of B of them has the share B / rows.
+        rows: sequences of an optimizer step, each counted as often as ranks compute its loss; a microbatch of B of them
+            has the share B / rows.
         group: the ranks with other tokens; ``None`` for one rank.
         values: detached losses since `take` was last called, one per microbatch.
     """
@@ -127,8 +128,10 @@ def parallelize_balanced(
     mesh = parallel_dims.get_optional_mesh("loss")
     degree = parallel_dims.dp_replicate * parallel_dims.dp_shard
     model.router_loss.group = mesh.get_group() if mesh is not None else None
-    # Ranks of a context parallel group share the rows among them.
-    model.router_loss.rows = max(training.global_batch_size, training.local_batch_size * degree) * parallel_dims.cp
+    # Ranks of a context parallel group share the rows among them; those of a tensor parallel group see the same
+    # tokens, and torchtitan adds up their gradients.
+    repeats = parallel_dims.cp * parallel_dims.tp
+    model.router_loss.rows = max(training.global_batch_size, training.local_batch_size * degree) * repeats
     return parallelize_qwen3(model, parallel_dims=parallel_dims, training=training, **options)
 
 

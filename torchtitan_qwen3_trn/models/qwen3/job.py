@@ -151,10 +151,10 @@ def _balancing(config: PluginTrainer.Config) -> list[Problem]:
     if config.model.load_balance != "aux_loss":
         return []
     problems = []
-    if config.parallelism.tensor_parallel_degree > 1:
-        # torchtitan adds up the router's gradient over tensor-parallel ranks, which would multiply this loss.
-        what = '"aux_loss" does not work with tensor parallelism on this route'
-        problems.append(Problem("model.load_balance", what, "set parallelism.tensor_parallel_degree = 1"))
+    if min(config.parallelism.tensor_parallel_degree, config.parallelism.expert_parallel_degree) > 1:
+        # The ranks of a tensor-parallel group then route different tokens, which are not counted together.
+        what = '"aux_loss" does not work with tensor and expert parallelism at once on this route'
+        problems.append(Problem("model.load_balance", what, "set one of the two degrees to 1"))
     if config.compile.enable and "model" in config.compile.components:
         what = '"aux_loss" looks at routers inside the blocks that compilation would fuse'
         problems.append(Problem("model.load_balance", what, 'take "model" out of compile.components'))
