@@ -1,6 +1,6 @@
 """Weights out and in, side by side: time ratios and peak resident memory, each run in a process of its own.
 
-    python benchmarks/weights.py [--rounds 3] [--gigabytes 2] [--files float32] [--folder /tmp/weights_benchmark]
+    python benchmarks/weights.py [--rounds 4] [--gigabytes 2] [--files float32] [--folder /tmp/weights_benchmark]
 
 Out: the export, with checksums and check, against one plain sequential writer of the same bytes that fsyncs every file
 (its rate is the disk's), and against ``save_pretrained``, as it is and with an fsync of its files. In: files of the
@@ -10,7 +10,8 @@ only maps the pages, and they are read when they are used. Offline: ``torchtitan
 
 Each process first does the same with a tiny model, so that imports count for nobody. Memory is what was resident at
 most beyond what was resident before, that is, beyond the weights where they are there already. Printed are medians over
-the rounds of the ratios within a round.
+the rounds of the ratios within a round; every other round writes out in the other order, because a disk may be fast
+only as long as its cache lasts.
 """
 
 from __future__ import annotations
@@ -237,13 +238,8 @@ def export_offline(case: Case) -> dict[str, float]:
     return measured(lambda: export_checkpoint(case.folder / "dcp", case.folder / "offline", limit=SHARD))
 
 
-RUNS = {
-    run.__name__: run
-    for run in (
-        export, sequential, save_pretrained, save_pretrained_fsync,
-        from_pretrained, import_hf, import_native, import_offline, export_offline,
-    )
-}  # fmt: skip
+OUT = [export, sequential, save_pretrained, save_pretrained_fsync]
+RUNS = {run.__name__: run for run in (*OUT, from_pretrained, import_hf, import_native, import_offline, export_offline)}
 
 
 def run_after_tiny(name: str, case: Case) -> dict[str, float]:
@@ -258,12 +254,13 @@ def run_after_tiny(name: str, case: Case) -> dict[str, float]:
     return RUNS[name](case)
 
 
-def round_of(folder: Path, gigabytes: float, files: str) -> dict[str, dict[str, float]]:
-    """Every run once, each in its own process."""
+def round_of(folder: Path, gigabytes: float, files: str, *, backwards: bool) -> dict[str, dict[str, float]]:
+    """Every run once, each in its own process; those that write weights out in the other order if asked to."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     results = {}
-    for name in RUNS:
+    out = [run.__name__ for run in OUT]
+    for name in [*(reversed(out) if backwards else out), *list(RUNS)[len(out) :]]:
         command = [sys.executable, __file__, "--run", name, "--folder", str(folder), "--gigabytes", str(gigabytes)]
         os.sync()
         done = subprocess.run([*command, "--files", files], capture_output=True, text=True, check=False)
@@ -280,7 +277,7 @@ def round_of(folder: Path, gigabytes: float, files: str) -> dict[str, dict[str, 
 def main() -> None:
     """Run the rounds and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--files", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/weights_benchmark"))
@@ -292,7 +289,10 @@ def main() -> None:
         case = Case(arguments.folder, config_of(arguments.gigabytes), getattr(torch, arguments.files))
         print(json.dumps(run_after_tiny(arguments.run, case)))
         return
-    rounds = [round_of(arguments.folder, arguments.gigabytes, arguments.files) for _ in range(arguments.rounds)]
+    rounds = [
+        round_of(arguments.folder, arguments.gigabytes, arguments.files, backwards=number % 2 == 1)
+        for number in range(arguments.rounds)
+    ]
     size = rounds[0]["size"]["bytes"]
     nbytes = {"float32": 4, "bfloat16": 2}[arguments.files]
     weights = size // nbytes * 4
