@@ -26,7 +26,15 @@ import torch
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 
-__all__ = ["BlockPlan", "block_count", "block_plan", "experts", "experts_input_gradient", "experts_weight_gradients"]
+__all__ = [
+    "BlockPlan",
+    "block_count",
+    "block_plan",
+    "experts",
+    "experts_input_gradient",
+    "experts_weight_gradients",
+    "no_block_plan",
+]
 
 LIMITS = (
     Limit(size="D", multiple_of=128, reason="the contraction runs over whole tiles of 128"),
@@ -40,7 +48,7 @@ _SMALL_WORK = 2**20
 
 
 class BlockPlan(NamedTuple):
-    """Which rows each block holds, all int32 on the device.
+    """Which rows each block holds, all int32 on the device; only kernels look at more than the counts.
 
     Attributes:
         counts_E: rows of each expert; expert e owns the rows from ``sum(counts_E[:e])`` on.
@@ -90,6 +98,11 @@ def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
     return BlockPlan(counts_E, torch.cat((first_block_e, past_last_e[-1:])), row_NS)
 
 
+def no_block_plan(counts_E: torch.Tensor) -> BlockPlan:
+    """The counts without a layout, which is all that the references need."""
+    return BlockPlan(counts_E.to(torch.int32), *counts_E.new_empty((2, 0), dtype=torch.int32).unbind())
+
+
 def _experts(
     x_RD: torch.Tensor,
     w1_EFD: torch.Tensor,
@@ -116,10 +129,19 @@ def _experts(
     """
     counts, dtype = counts_E.tolist(), x_RD.dtype
     x_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(x_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(x_RD, w1_EFD.shape))
-    g_RF = _grouped(x_RD, w1_EFD.mT, counts).to(dtype)
-    u_RF = _grouped(x_RD, w3_EFD.mT, counts).to(dtype)
-    h_RF = torch.nn.functional.silu(g_RF).mul_(u_RF)
-    return _grouped(h_RF.to(x_RD.dtype), w2_EDF.mT, counts).to(dtype), g_RF, u_RF
+    y_RD = torch.empty_like(x_RD)
+    g_RF, u_RF = (x_RD.new_empty((len(x_RD), w1_EFD.shape[1])) for _ in range(2))
+    rows = _rows(counts, x_RD, g_RF, u_RF)
+    for x_rD, g_rF, u_rF, w1_DF, w3_DF in zip(*rows, w1_EFD.mT.unbind(), w3_EFD.mT.unbind(), strict=True):
+        torch.mm(x_rD, w1_DF, out=g_rF)
+        torch.mm(x_rD, w3_DF, out=u_rF)
+    g_RF, u_RF = g_RF.to(dtype), u_RF.to(dtype)
+    _clear_unowned(counts, g_RF, u_RF)
+    h_RF = torch.nn.functional.silu(g_RF).mul_(u_RF).to(x_RD.dtype)
+    for h_rF, y_rD, w2_FD in zip(*_rows(counts, h_RF, y_RD), w2_EDF.mT.unbind(), strict=True):
+        torch.mm(h_rF, w2_FD, out=y_rD)
+    _clear_unowned(counts, y_RD)
+    return y_RD.to(dtype), g_RF, u_RF
 
 
 def _experts_input_gradient(
@@ -152,16 +174,20 @@ def _experts_input_gradient(
     """
     counts, dtype = counts_E.tolist(), dy_RD.dtype
     dy_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(dy_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(dy_RD, w1_EFD.shape))
-    dh_RF = _grouped(dy_RD, w2_EDF, counts).to(dtype)
+    dh_RF, dx_RD = dy_RD.new_empty(g_RF.shape), torch.empty_like(dy_RD)
+    for dy_rD, dh_rF, w2_DF in zip(*_rows(counts, dy_RD, dh_RF), w2_EDF.unbind(), strict=True):
+        torch.mm(dy_rD, w2_DF, out=dh_rF)
+    dh_RF = dh_RF.to(dtype)
     silu_RF = torch.nn.functional.silu(g_RF)
     du_RF = dh_RF * silu_RF
     h_RF = silu_RF.mul_(u_RF)
     dg_RF = torch.ops.aten.silu_backward(dh_RF.mul_(u_RF), g_RF)
     _clear_unowned(counts, dg_RF, du_RF, h_RF)
-    dx_RD = _grouped(dg_RF.to(dy_RD.dtype), w1_EFD, counts)
-    terms = zip(_split(dx_RD, counts), _split(du_RF.to(dy_RD.dtype), counts), w3_EFD.unbind(), strict=True)
-    for dx_rD, du_rF, w3_FD in terms:
+    rows = _rows(counts, dg_RF.to(dy_RD.dtype), du_RF.to(dy_RD.dtype), dx_RD)
+    for dg_rF, du_rF, dx_rD, w1_FD, w3_FD in zip(*rows, w1_EFD.unbind(), w3_EFD.unbind(), strict=True):
+        torch.mm(dg_rF, w1_FD, out=dx_rD)
         dx_rD.addmm_(du_rF, w3_FD)
+    _clear_unowned(counts, dx_RD)
     return dx_RD.to(dtype), dg_RF, du_RF, h_RF
 
 
@@ -192,11 +218,16 @@ def _experts_weight_gradients(
     """
     counts, dtype = counts_E.tolist(), x_RD.dtype
     work = _work(x_RD, (len(counts), h_RF.shape[1], x_RD.shape[1]))
-    operands = _to_multiply(x_RD, dy_RD, h_RF, dg_RF, du_RF, work=work)
-    x_rDs, dy_rDs, h_rFs, dg_rFs, du_rFs = (_split(operand, counts) for operand in operands)
-    products = ((dg_rFs, x_rDs), (dy_rDs, h_rFs), (du_rFs, x_rDs))
-    dw1_EFD, dw2_EDF, dw3_EFD = (_products(left, right).to(dtype) for left, right in products)
-    return dw1_EFD, dw2_EDF, dw3_EFD
+    x_RD, dy_RD, h_RF, dg_RF, du_RF = _to_multiply(x_RD, dy_RD, h_RF, dg_RF, du_RF, work=work)
+    dw1_EFD, dw3_EFD = (x_RD.new_empty((len(counts), h_RF.shape[1], x_RD.shape[1])) for _ in range(2))
+    dw2_EDF = x_RD.new_empty(dw1_EFD.mT.shape)
+    rows = (*_columns(counts, dg_RF, du_RF, dy_RD), *_rows(counts, x_RD, h_RF))
+    matrices = (dw1_EFD.unbind(), dw3_EFD.unbind(), dw2_EDF.unbind())
+    for dg_Fr, du_Fr, dy_Dr, x_rD, h_rF, dw1_FD, dw3_FD, dw2_DF in zip(*rows, *matrices, strict=True):
+        torch.mm(dg_Fr, x_rD, out=dw1_FD)
+        torch.mm(du_Fr, x_rD, out=dw3_FD)
+        torch.mm(dy_Dr, h_rF, out=dw2_DF)
+    return dw1_EFD.to(dtype), dw2_EDF.to(dtype), dw3_EFD.to(dtype)
 
 
 def _work(x_RD: torch.Tensor, shape_EFD: tuple[int, ...]) -> int:
@@ -211,26 +242,14 @@ def _to_multiply(*tensors: torch.Tensor, work: int) -> list[torch.Tensor]:
     return [tensor.float() if small else tensor for tensor in tensors]
 
 
-def _split(x_RD: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, ...]:
-    """The rows of each expert, as views."""
-    return x_RD[: sum(counts)].split(counts)
+def _rows(counts: list[int], *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """The rows of each expert, as views, for each tensor."""
+    return [x_RD[: sum(counts)].split_with_sizes(counts) for x_RD in tensors]
 
 
-def _grouped(x_RD: torch.Tensor, w_EDF: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """Each expert's rows times its matrix, ``(R, F)``, and zeros in the rows without expert."""
-    y_RF = x_RD.new_empty((len(x_RD), w_EDF.shape[2]))
-    for x_rD, w_DF, y_rF in zip(_split(x_RD, counts), w_EDF.unbind(), _split(y_RF, counts), strict=True):
-        torch.mm(x_rD, w_DF, out=y_rF)
-    _clear_unowned(counts, y_RF)
-    return y_RF
-
-
-def _products(a_rFs: tuple[torch.Tensor, ...], b_rDs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """``a^T b`` over each expert's rows, ``(E, F, D)``; zeros for an expert without rows."""
-    result_EFD = a_rFs[0].new_empty((len(a_rFs), a_rFs[0].shape[1], b_rDs[0].shape[1]))
-    for a_rF, b_rD, result_FD in zip(a_rFs, b_rDs, result_EFD.unbind(), strict=True):
-        torch.mm(a_rF.T, b_rD, out=result_FD)
-    return result_EFD
+def _columns(counts: list[int], *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """The rows of each expert, transposed, as views, for each tensor."""
+    return [x_RD[: sum(counts)].mT.split_with_sizes(counts, 1) for x_RD in tensors]
 
 
 def _clear_unowned(counts: list[int], *row_tensors: torch.Tensor) -> None:
@@ -268,11 +287,14 @@ def _fake_weight_gradients(
 
 
 def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # g and u have none
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs, *output[1:])
 
 
-def _gradient(ctx: Any, dy_RD: torch.Tensor, *unused: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradient(ctx: Any, dy_RD: torch.Tensor | None, *unused: None) -> tuple[torch.Tensor | None, ...]:
+    if dy_RD is None:
+        return (None,) * len(ctx.needs_input_grad)
     x_RD, w1_EFD, w2_EDF, w3_EFD, *plan, g_RF, u_RF = ctx.saved_tensors
     dx_RD, dg_RF, du_RF, h_RF = experts_input_gradient(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, *plan)
     weights = experts_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, *plan)

@@ -97,6 +97,10 @@ class Operator:
             self.prepare()
         return self._neuron(*args)  # type: ignore[misc]
 
+    def uses_reference(self, x: torch.Tensor) -> bool:
+        """Whether a call with ``x`` as first argument computes with the reference, not the kernel."""
+        return x.device.type != "neuron" or self._neuron is self._portable
+
     def prepare(self) -> None:
         """Use the kernels of this operator and its backward on Neuron, also after `fall_back`.
 

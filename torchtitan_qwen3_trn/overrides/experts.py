@@ -19,7 +19,7 @@ from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.moe import GroupedExperts, TokenChoiceTopKRouter
 from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
-from torchtitan_qwen3_trn.kernels.experts import block_plan, experts
+from torchtitan_qwen3_trn.kernels.experts import block_plan, experts, no_block_plan
 from torchtitan_qwen3_trn.kernels.routing import (
     Routes,
     combine_rows,
@@ -71,7 +71,10 @@ class KernelExperts(GroupedExperts):
         """
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)]
         dtype = _compute_dtype(x_RD, weights[0])
-        plan = block_plan(num_tokens_per_expert_E, len(x_RD), self.block_rows)
+        if experts.uses_reference(x_RD):
+            plan = no_block_plan(num_tokens_per_expert_E)
+        else:
+            plan = block_plan(num_tokens_per_expert_E, len(x_RD), self.block_rows)
         y_RD, _, _ = experts(x_RD.to(dtype), *(w.to(dtype) for w in weights), *plan)
         return y_RD.type_as(x_RD)
 

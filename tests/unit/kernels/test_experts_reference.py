@@ -193,3 +193,10 @@ def test_autocast_decides_the_dtype_of_the_module():
     assert wide.dtype == narrow.dtype == torch.float32
     assert torch.equal(narrow, narrow.bfloat16().float())
     assert not torch.equal(wide, narrow)
+
+
+def test_module_without_blocks_computes_what_the_operator_computes_with_them():
+    tensors, counts, _ = draw_case(**CASES["skewed"], dtype=torch.float32)
+    module = kernel_experts(GroupedExperts.Config(dim=72, hidden_dim=40, num_experts=7)).build()
+    module.load_state_dict(dict(zip(("w1_EFD", "w2_EDF", "w3_EFD"), tensors[1:], strict=True)))
+    assert torch.equal(module(tensors[0], counts), experts(*tensors, *block_plan(counts, 101, 16))[0])
