@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import tyro
+from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer import BaseCheckpointManager, CheckpointManager
 from torchtitan.components.validate import Validator
 from torchtitan.trainer import Trainer
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotifyingCheckpointManager(CheckpointManager):
-    """Stock's checkpoint manager, which also tells the trainer when it has saved."""
+    """Stock's checkpoint manager, which tells the trainer when it has saved, and a user why it cannot load."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
@@ -33,6 +34,16 @@ class NotifyingCheckpointManager(CheckpointManager):
         if saved:
             self.states["train_state"].checkpoint_saved(curr_step)
         return saved
+
+    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        """As in stock; a checkpoint that cannot be loaded ends the job with a message instead of a traceback."""
+        from torchtitan_qwen3_trn.job.checkpoints import loading_problem
+        from torchtitan_qwen3_trn.job.manager import end_with
+
+        try:
+            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+        except CheckpointException as error:
+            end_with(JobError([loading_problem(error, checkpoint_id)], "checkpoint"))
 
 
 class PluginValidator(Validator):
