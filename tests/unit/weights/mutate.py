@@ -2,7 +2,7 @@
 
     python tests/unit/weights/mutate.py [COUNT] [SEED]
 
-Prints how many of COUNT (default 10,000) mutations were refused; a crash ends it with its seed and mutation.
+Prints how many of COUNT (default 10,000) mutations were refused; a crash or a hang ends it with its seed and mutation.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ from torchtitan_qwen3_trn.weights.verify import verify
 
 # A verdict on a folder of this size takes milliseconds; a mutated number must not make it build forever.
 LIMIT_S = 5.0
+# Long enough for a machine that is busy with other things.
+HANG_S = 60
 
 NUMBERS = [-1, 0, 1, 2**31, 2**63, 2**64, 10**30, 1.5, float("inf"), float("nan")]
 VALUES = [None, True, [], {}, "", "../x", "\x00", "a" * 300, *NUMBERS]
@@ -106,11 +109,32 @@ def _changed(value: object, draw: random.Random) -> object:
     return draw.choice(VALUES)
 
 
+class Hang(BaseException):
+    """A verdict that did not come; not an `Exception`, so that nobody takes it for a finding."""
+
+
+@contextlib.contextmanager
+def no_hang(seconds: int) -> Iterator[None]:
+    """Raise `Hang` in the body after so many seconds."""
+
+    def stop(*_: object) -> None:
+        raise Hang(f"no verdict after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def run(count: int, first: int, report: Callable[[str], None] = print) -> int:
     """Judge ``count`` mutations; returns how many were refused.
 
     Raises:
         AssertionError: a verdict took too long, or was an exception that nobody had expected.
+        Hang: there was no verdict at all.
     """
     refused = 0
     with tempfile.TemporaryDirectory() as name:
@@ -122,9 +146,10 @@ def run(count: int, first: int, report: Callable[[str], None] = print) -> int:
             file, before = mutate(folder, seed)
             started = time.monotonic()
             try:
-                findings = verify(folder, cheap=True)
-                with contextlib.suppress(JobError):
-                    from_hf_config(read_hf_config(folder))
+                with no_hang(HANG_S):
+                    findings = verify(folder, cheap=True)
+                    with contextlib.suppress(JobError):
+                        from_hf_config(read_hf_config(folder))
             except BaseException:
                 report(f"seed {seed}: {file.name} now {file.read_bytes()[:400]!r}")
                 raise
