@@ -81,6 +81,24 @@ def test_a_job_refuses_a_config_json_with_absurdly_many_experts(judged, tmp_path
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_job_refuses_a_list_that_would_be_searched_for_ever(judged, tmp_path, backend):
+    folder = spoil(write_checkpoint(tmp_path, "qwen3_moe"), mlp_only_layers=[7] * 10**6, num_hidden_layers=1000)
+    message = judged(JOB.format(backend=backend, folder=folder, changes='load_balance = "none"', rest=""), base="")
+    assert "config.json: mlp_only_layers: " in message
+    assert " 1000000 " in message
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_deeply_nested_configurations_are_no_trouble(parse_job, tmp_path, backend):
+    folder = write_checkpoint(tmp_path, "qwen3")
+    text = (folder / "config.json").read_text().rstrip().removesuffix("}")
+    (folder / "config.json").write_text(text + ', "more": ' + '{"a": ' * 800 + "1" + "}" * 801)
+    outcome = parse_job(JOB.format(backend=backend, folder=folder, changes="", rest=""), base="")
+    assert outcome.status in (None, 2)
+    assert "Traceback" not in outcome.message
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("changes", ["num_hidden_layers = 1000", "num_experts = 1000"])
 def test_a_number_that_only_the_weights_refute_is_refused_too(judged, tmp_path, backend, changes):
     key, _, value = changes.partition(" = ")

@@ -54,6 +54,8 @@ _SPELLINGS = {
     "n_routed_experts": "num_experts",
 }
 _FIELD_OF = {**{key: name for name, key in _KEYS.items()}, **_SPELLINGS}
+# Entries of a list in config.json; some lists are searched once for every layer.
+_LONGEST = 2**16
 LAYERS_AND_EXPERTS = {key for key, name in _FIELD_OF.items() if name in ("n_layers", "num_experts")}
 
 
@@ -100,13 +102,16 @@ def from_folder(folder: Path) -> PreTrainedConfig:
     return _with_few_experts(hf_config)
 
 
-def counts(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str, float]]:
+def counts(raw: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
     """The numbers of a config.json, also of configurations inside it: key path, key, number."""
-    for key, value in raw.items():
-        if isinstance(value, dict):
-            yield from counts(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float):
-            yield prefix + key, key, value
+    waiting = [("", raw)]
+    while waiting:
+        prefix, table = waiting.pop()
+        for key, value in table.items():
+            if isinstance(value, dict):
+                waiting.append((f"{prefix}{key}.", value))
+            elif isinstance(value, int | float):
+                yield prefix + key, key, value
 
 
 def from_architecture(arch: Architecture) -> PreTrainedConfig:
@@ -171,6 +176,9 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
     if raw.get("quantization_config"):
         what = "the weights are quantized, and training needs them as floating-point numbers"
         problems.append(Problem("config.json: quantization_config", what, "use the unquantized checkpoint"))
+    for key, value in raw.items():
+        if isinstance(value, list) and len(value) > _LONGEST:
+            problems.append(Problem(f"config.json: {key}", f"has {len(value)} entries", f"at most {_LONGEST}"))
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
         if kind is None:

@@ -131,7 +131,11 @@ class Architecture:
     @property
     def moe_layers(self) -> int:
         """How many blocks have experts."""
-        return sum(self.is_moe_layer(layer) for layer in range(self.n_layers))
+        if self.num_experts <= 0:
+            return 0
+        dense = {layer for layer in self.mlp_only_layers if 0 <= layer < self.n_layers}
+        step = self.decoder_sparse_step
+        return self.n_layers // step - sum((layer + 1) % step == 0 for layer in dense)
 
 
 _POSITIVE = (
@@ -157,6 +161,9 @@ def inconsistencies(arch: Architecture) -> list[tuple[str, str, str]]:
         if getattr(arch, name) <= 0
     ]
     found += [(name, *fault) for name, largest in LARGEST.items() if (fault := too_large(getattr(arch, name), largest))]
+    if len(arch.mlp_only_layers) > LARGEST["n_layers"]:
+        what = f"names {len(arch.mlp_only_layers)} layers"
+        found.append(("mlp_only_layers", what, f"there can be {LARGEST['n_layers']}"))
     if not found and (fault := too_many_experts(arch.n_layers, arch.num_experts)):
         found.append(("num_experts", *fault))
     if found:
