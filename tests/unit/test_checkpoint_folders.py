@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from conftest import TINY_MODEL
+from torchtitan.components.checkpointer.dcp import AsyncMode
 
 from torchtitan_qwen3_trn.trainer import NotifyingCheckpointManager
 
@@ -101,6 +105,42 @@ def test_what_shows_only_while_loading_ends_the_job_with_a_message(saved, capsys
     assert f"{step}: cannot be loaded (" in said
     assert "if a file is damaged, copy it again" in said
     assert "Traceback" not in said
+
+
+def save(manager, folder, mode):
+    manager.save_future = manager.dcp_save({"w": torch.zeros(10**6)}, folder, mode)
+    manager._wait_for_saving()
+
+
+@pytest.mark.parametrize("mode", [AsyncMode.DISABLED, AsyncMode.ASYNC])
+def test_a_checkpoint_that_cannot_be_saved_ends_the_job_with_a_message(tmp_path, capsys, mode):
+    """The limit on the size of files stands in for a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    manager = object.__new__(NotifyingCheckpointManager)
+    manager.async_mode, manager.folder = mode, str(tmp_path / "checkpoint")
+    manager.pg = dist.new_group(backend="gloo") if mode is AsyncMode.ASYNC else None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            save(manager, str(tmp_path / "checkpoint/step-1"), mode)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/checkpoint" in said
+    assert "the checkpoint cannot be saved (" in said
+    assert "GB are free there; free space or correct the folder" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "checkpoint/step-1/.metadata").exists()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group(tmp_path_factory):
+    """Of one rank; saving in the background needs one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('store')}/s", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def test_a_model_that_lacks_a_tensor_is_told_which(saved, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,22 @@ def checkpoint_faults(folder: Path) -> list[str]:
 
 def loading_problem(error: CheckpointException, folder: str) -> Problem:
     """What ``error``, raised while ``folder`` was loaded, means for a user."""
-    rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
-    reason = " ".join(str(cause).split())[:300] or "no reason given"
-    what = f"cannot be loaded ({type(cause).__name__} on rank {rank}: {reason})"
     fix = "use the model and optimizer it was saved with; if a file is damaged, copy it again or use an earlier step"
-    return Problem(folder, what, fix)
+    return Problem(folder, f"cannot be loaded ({_first_cause(error)})", fix)
+
+
+def saving_problem(error: CheckpointException, folder: str) -> Problem:
+    """What ``error``, raised while a checkpoint was saved into ``folder``, means for a user."""
+    there = next((each for each in (Path(folder), *Path(folder).parents) if each.exists()), Path())
+    # torch's zip writer has another error for a full disk than the file system's.
+    space = "" if "://" in folder else f"; {shutil.disk_usage(there).free / 1e9:.1f} GB are free there"
+    what = f"the checkpoint cannot be saved ({_first_cause(error)}){space}"
+    return Problem(folder, what, "free space or correct the folder, and resume from the checkpoint before it")
+
+
+def _first_cause(error: CheckpointException) -> str:
+    rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
+    return f"{type(cause).__name__} on rank {rank}: {' '.join(str(cause).split())[:300] or 'no reason given'}"
 
 
 def check_loaded_model(config: Any) -> list[Problem]:

@@ -94,13 +94,15 @@ def export_model(trainer: PluginTrainer, settings: Settings, step: int) -> None:
         in_agreement(lambda: clear_leftovers(destination) if is_rank_zero() else None)
         logger.info("%s holds this job's export of step %d from before a restart and is kept", destination, step)
         return
-    wanted = Export(
-        destination=destination,
-        config=hf_config_for(config)[1],
-        dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
-        limit=parse_size(settings.max_shard_size),
-        assets=Path(config.hf_assets_path),
-        facts=facts,
+    wanted = in_agreement(
+        lambda: Export(
+            destination=destination,
+            config=hf_config_for(config)[1],
+            dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
+            limit=parse_size(settings.max_shard_size),
+            assets=Path(config.hf_assets_path),
+            facts=facts,
+        )
     )
     export(in_agreement(lambda: _tensors(trainer, settings)), wanted)
 
