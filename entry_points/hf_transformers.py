@@ -9,7 +9,7 @@ import torch
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.hooks import hookimpl
+from torchtitan_qwen3_trn.hooks import Machine, hookimpl
 from torchtitan_qwen3_trn.models import balancing
 from torchtitan_qwen3_trn.models.hf import checks, job
 from torchtitan_qwen3_trn.overrides.attention import document_mask
@@ -40,9 +40,9 @@ def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
 
 
 @hookimpl
-def check_job(config: PluginTrainer.Config) -> list[Problem]:
-    """Degrees, sequence length, vocabulary, and the headers of the weights to be loaded."""
-    return [*checks.check(config), *import_check.check(config)] if config.model.backend == BACKEND else []
+def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+    """Degrees, sequence length, vocabulary, memory, and the headers of the weights to be loaded."""
+    return [*checks.check(config, machine), *import_check.check(config)] if config.model.backend == BACKEND else []
 
 
 @hookimpl

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import tyro
+from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer import BaseCheckpointManager, CheckpointManager
 from torchtitan.components.validate import Validator
 from torchtitan.trainer import Trainer
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotifyingCheckpointManager(CheckpointManager):
-    """Stock's checkpoint manager, which also tells the trainer when it has saved."""
+    """Stock's checkpoint manager, which tells the trainer when it has saved, and a user why it cannot save or load."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
@@ -33,6 +34,35 @@ class NotifyingCheckpointManager(CheckpointManager):
         if saved:
             self.states["train_state"].checkpoint_saved(curr_step)
         return saved
+
+    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        """As in stock; a checkpoint that cannot be loaded ends the job with a message instead of a traceback."""
+        from torchtitan_qwen3_trn.job.checkpoints import loading_problem
+        from torchtitan_qwen3_trn.job.manager import end_with
+
+        try:
+            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+        except CheckpointException as error:
+            end_with(JobError([loading_problem(error, checkpoint_id)], "checkpoint"))
+
+    def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, *args: Any, **options: Any) -> Any:
+        """As in stock; a checkpoint that cannot be saved ends the job with a message instead of a traceback."""
+        try:
+            return super().dcp_save(state_dict, checkpoint_id, *args, **options)
+        except CheckpointException as error:
+            self._end_unsaved(error, checkpoint_id)
+
+    def _wait_for_saving(self) -> None:
+        try:
+            super()._wait_for_saving()
+        except CheckpointException as error:
+            self._end_unsaved(error, self.folder)
+
+    def _end_unsaved(self, error: CheckpointException, folder: str) -> NoReturn:
+        from torchtitan_qwen3_trn.job.checkpoints import saving_problem
+        from torchtitan_qwen3_trn.job.manager import end_with
+
+        end_with(JobError([saving_problem(error, folder)], "checkpoint"))
 
 
 class PluginValidator(Validator):

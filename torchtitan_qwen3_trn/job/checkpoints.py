@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from torchtitan_qwen3_trn.errors import Problem
 
@@ -22,7 +23,7 @@ _LISTED = 5
 
 
 def check_checkpoint_folders(config: Any) -> list[Problem]:
-    """Report a finished run in the job's own folder, which cannot be continued, and a missing folder to load from.
+    """Report what keeps the run from being continued or from loading the checkpoint it names, as far as files tell.
 
     torchtitan resumes from the newest checkpoint of ``dump_folder/checkpoint.folder`` if there is one; the last one
     of a run holds, by default, the model only, and Hugging Face exports hold nothing else.
@@ -35,22 +36,79 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
     _say_what_is_ignored(folder, newest)
     if newest is not None:
         return _obstacles(newest, folder)
-    source = checkpoint.initial_load_path
-    if source and "://" not in source and not Path(source).is_dir():
-        return [Problem("checkpoint.initial_load_path", f"{source} is not a folder", "name the checkpoint's folder")]
-    return []
+    if checkpoint.load_step != -1:
+        there = ", ".join(map(str, sorted(_complete_checkpoints(folder)))) or "none"
+        what = f"{folder} holds no complete checkpoint of step {checkpoint.load_step}"
+        return [Problem("checkpoint.load_step", what, f"there are {there}; -1 takes the newest")]
+    source, where = checkpoint.initial_load_path, "checkpoint.initial_load_path"
+    if not source or "://" in source:
+        return []
+    if not Path(source).is_dir():
+        return [Problem(where, f"{source} is not a folder", "name the checkpoint's folder")]
+    if checkpoint.initial_load_in_hf:
+        return []
+    if not (Path(source) / ".metadata").is_file():
+        fix = "name a folder step-N, or set checkpoint.initial_load_in_hf for Hugging Face files"
+        return [Problem(where, f"{source} is no training checkpoint: there is no .metadata in it", fix)]
+    fix = "copy the checkpoint again, or name another one"
+    return [Problem(where, fault, fix) for fault in checkpoint_faults(Path(source))]
 
 
-def check_resumed_model(config: Any) -> list[Problem]:
-    """Report parameters of the job's model that the checkpoint it resumes from lacks or holds in another shape."""
+def checkpoint_faults(folder: Path) -> list[str]:
+    """Files of the training checkpoint ``folder`` that are absent or shorter than its ``.metadata`` says."""
+    metadata = _metadata(folder)
+    if isinstance(metadata, str):
+        return [metadata]
+    wanted: dict[str, int] = {}
+    for info in (metadata.storage_data or {}).values():
+        wanted[info.relative_path] = max(wanted.get(info.relative_path, 0), info.offset + info.length)
+    faults = []
+    for name, nbytes in sorted(wanted.items()):
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            faults.append(f"{folder / name}, which holds part of the checkpoint, cannot be read ({error.strerror})")
+            continue
+        if size < nbytes:
+            faults.append(f"{folder / name} is cut off: it has {size} bytes, and the checkpoint needs {nbytes}")
+    more = [f"and so are {len(faults) - _LISTED} more of its files"] if len(faults) > _LISTED else []
+    return faults[:_LISTED] + more
+
+
+def loading_problem(error: CheckpointException, folder: str) -> Problem:
+    """What ``error``, raised while ``folder`` was loaded, means for a user."""
+    fix = "use the model and optimizer it was saved with; if a file is damaged, copy it again or use an earlier step"
+    return Problem(folder, f"cannot be loaded ({_first_cause(error)})", fix)
+
+
+def saving_problem(error: CheckpointException, folder: str) -> Problem:
+    """What ``error``, raised while a checkpoint was saved into ``folder``, means for a user."""
+    there = next((each for each in (Path(folder), *Path(folder).parents) if each.exists()), Path())
+    # torch's zip writer has another error for a full disk than the file system's.
+    space = "" if "://" in folder else f"; {shutil.disk_usage(there).free / 1e9:.1f} GB are free there"
+    what = f"the checkpoint cannot be saved ({_first_cause(error)}){space}"
+    return Problem(folder, what, "free space or correct the folder, and resume from the checkpoint before it")
+
+
+def _first_cause(error: CheckpointException) -> str:
+    rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
+    return f"{type(cause).__name__} on rank {rank}: {' '.join(str(cause).split())[:300] or 'no reason given'}"
+
+
+def check_loaded_model(config: Any) -> list[Problem]:
+    """Report parameters of the job's model that the training checkpoint it loads lacks or has in another shape."""
     checkpoint = config.checkpoint
     if not checkpoint.enable or "://" in checkpoint.folder + config.dump_folder:
         return []
     folder = Path(config.dump_folder, checkpoint.folder)
-    newest = newest_checkpoint(folder, checkpoint.load_step)
-    if newest is None or not (newest / ".metadata").is_file():
+    source, where = newest_checkpoint(folder, checkpoint.load_step), "checkpoint.folder"
+    fix = "restore the model of that run, or choose another job.dump_folder"
+    if source is None and checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
+        source, where = Path(checkpoint.initial_load_path), "checkpoint.initial_load_path"
+        fix = "describe the model of that checkpoint in [model], or name another checkpoint"
+    if source is None or not (source / ".metadata").is_file():
         return []
-    metadata = FileSystemReader(newest).read_metadata().state_dict_metadata
+    metadata = FileSystemReader(source).read_metadata().state_dict_metadata
     saved = {name: list(entry.size) for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
     with torch.device("meta"):
         state = config.model_spec.model.build().state_dict(keep_vars=True)
@@ -63,8 +121,7 @@ def check_resumed_model(config: Any) -> list[Problem]:
     if not different:
         return []
     more = f" and {len(different) - _LISTED} more" if len(different) > _LISTED else ""
-    what = f"{newest} is of another model: {', '.join(different[:_LISTED])}{more}"
-    return [Problem("checkpoint.folder", what, "restore the model of that run, or choose another job.dump_folder")]
+    return [Problem(where, f"{source} is of another model: {', '.join(different[:_LISTED])}{more}", fix)]
 
 
 def _say_what_is_ignored(folder: Path, newest: Path | None) -> None:
@@ -76,27 +133,35 @@ def _say_what_is_ignored(folder: Path, newest: Path | None) -> None:
 
 def newest_checkpoint(folder: Path, load_step: int) -> Path | None:
     """The checkpoint in ``folder`` that torchtitan would resume from; ``load_step`` -1 takes the newest."""
-    if not folder.is_dir():
-        return None
-    steps = {int(found[1]): path for path in folder.iterdir() if (found := _STEP.fullmatch(path.name))}
-    valid = {
-        step: path
-        for step, path in steps.items()
-        if (path / ".metadata").is_file() or (path / "model.safetensors.index.json").is_file()
-    }
+    valid = _complete_checkpoints(folder)
     return valid.get(load_step) if load_step != -1 else valid[max(valid)] if valid else None
+
+
+def _complete_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in ``folder`` that torchtitan takes for complete, by step."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    steps = {int(found[1]): path for path in paths if (found := _STEP.fullmatch(path.name))}
+    marks = (".metadata", "model.safetensors.index.json")
+    return {step: path for step, path in steps.items() if any((path / mark).is_file() for mark in marks)}
 
 
 def _obstacles(newest: Path, folder: Path) -> list[Problem]:
     """Why a run cannot be continued from ``newest``."""
-    keys: Iterable[str] = ()
-    if (newest / ".metadata").is_file():
-        try:
-            keys = FileSystemReader(newest).read_metadata().state_dict_metadata
-        except Exception as error:
-            what = f"{newest / '.metadata'} cannot be read: {type(error).__name__}: {error}"
-            return [Problem("checkpoint.folder", what, f"remove {newest} to continue from the checkpoint before it")]
+    if not (newest / ".metadata").is_file():
+        return [_finished(newest, folder)]
+    if faults := checkpoint_faults(newest):
+        fix = f"remove {newest} to continue from the checkpoint before it"
+        return [Problem("checkpoint.folder", fault, fix) for fault in faults]
+    keys = FileSystemReader(newest).read_metadata().state_dict_metadata
     return [] if any(key.startswith(_TRAIN_STATE) for key in keys) else [_finished(newest, folder)]
+
+
+def _metadata(folder: Path) -> Metadata | str:
+    """The checkpoint's metadata, or why they cannot be read."""
+    try:
+        return FileSystemReader(folder).read_metadata()
+    except Exception as error:
+        return f"{folder / '.metadata'} cannot be read: {type(error).__name__}: {error}"
 
 
 def _finished(newest: Path, folder: Path) -> Problem:

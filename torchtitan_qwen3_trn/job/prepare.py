@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import Machine
-from torchtitan_qwen3_trn.job.checkpoints import check_resumed_model
+from torchtitan_qwen3_trn.job.checkpoints import check_loaded_model
 from torchtitan_qwen3_trn.job.checks import check_config, data_parallel_degree
 from torchtitan_qwen3_trn.job.load import is_rank_zero
 from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, load
@@ -55,7 +55,7 @@ def prepare(
             problems += _plan_overrides(config, plugins, machine)
             for found in plugins.call("check_job", config=config, machine=machine):
                 problems += found
-            problems += check_resumed_model(config) if not problems else []
+            problems += check_loaded_model(config) if not problems else []
     except JobError as error:
         problems += error.problems
     _stop_on(problems, source)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
-from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
 from torchtitan_qwen3_trn.weights.folder import file_problem, read_json
 
-__all__ = ["has_tokenizer", "layout_and_class", "write_assets"]
+__all__ = ["assets_problems", "has_tokenizer", "layout_and_class", "write_assets"]
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -42,6 +42,12 @@ def layout_and_class(config: PreTrainedConfig) -> tuple[Layout, str]:
     return layout_of(model), type(model).__name__
 
 
+def assets_problems(source: Path) -> list[Problem]:
+    """Files of ``source`` that `write_assets` must not copy, such as links out of the folder or to nothing."""
+    found = [file_problem(source / name) for name in (*_TOKENIZER, _GENERATION)]
+    return [problem for problem in found if problem is not None]
+
+
 def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dtype: torch.dtype, source: Path) -> None:
     """Write config.json of the model ``config`` to ``folder``, and what else ``source`` has beside its weights.
 
@@ -49,9 +55,11 @@ def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dty
     take its defaults without a word.
 
     Raises:
-        JobError: a file of ``source`` must not be opened.
+        JobError: files of ``source`` must not be copied; all of them.
         OSError: a file cannot be copied or written.
     """
+    if problems := assets_problems(source):
+        raise JobError(problems)
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(config)
     config.architectures, config.dtype, config.use_cache = [class_name], dtype, True
@@ -105,8 +113,6 @@ def _end_token(folder: Path) -> int | None:
 
 
 def _copy(path: Path, folder: Path) -> bool:
-    if problem := file_problem(path):
-        raise JobError([problem])
     if not path.is_file():
         return False
     shutil.copyfile(path, folder / path.name)

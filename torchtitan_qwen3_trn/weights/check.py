@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.config import from_folder
+from torchtitan_qwen3_trn.models.hf.config import LAYERS_AND_EXPERTS, counts, from_folder
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
 from torchtitan_qwen3_trn.models.qwen3.hf_config import read_hf_config
 from torchtitan_qwen3_trn.weights.folder import read_json
@@ -42,16 +42,6 @@ _MEANING = (
     "mlp_only_layers",
     "decoder_sparse_step",
 )
-# Counts that decide how much work building a model is, even one without memory.
-_COUNTS = {
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-}
 
 
 def check_export(folder: Path, config: PreTrainedConfig) -> list[Problem]:
@@ -94,18 +84,9 @@ def count_problems(folder: Path, tensors: int) -> list[Problem]:
             f"{ascii(count)[:40]} cannot be right for files with {tensors} tensors",
             "use the config.json of these weights",
         )
-        for where, count in _counts(read_hf_config(folder))
-        if not 0 <= count <= tensors
+        for where, key, count in counts(read_hf_config(folder))
+        if key in LAYERS_AND_EXPERTS and not 0 <= count <= tensors
     ]
-
-
-def _counts(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """All counts of layers and experts, of nested configurations too, with their key paths."""
-    for key, value in raw.items():
-        if isinstance(value, dict):
-            yield from _counts(value, f"{prefix}{key}.")
-        elif key in _COUNTS and isinstance(value, int | float):
-            yield prefix + key, value
 
 
 def config_differences(written: PreTrainedConfig, meant: PreTrainedConfig) -> list[str]:

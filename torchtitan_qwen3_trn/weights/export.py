@@ -27,10 +27,10 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.weights.assets import layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.check import check_export
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, write_manifest
-from torchtitan_qwen3_trn.weights.publish import Draft, draft_folder
+from torchtitan_qwen3_trn.weights.publish import Draft
 from torchtitan_qwen3_trn.weights.writer import InPlaceWriter, sha256_of
 
-__all__ = ["Export", "export", "in_agreement", "said"]
+__all__ = ["Export", "export", "from_rank_zero", "in_agreement", "said"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def export(state_dict: Mapping[str, Any], wanted: Export, *, planner: DefaultSav
     layout, class_name = in_agreement(lambda: layout_and_class(wanted.config))
     draft = in_agreement(lambda: Draft(wanted.destination) if first else None)
     try:
-        folder = draft_folder(wanted.destination)
+        folder = from_rank_zero(draft.folder if draft else Path())
         in_agreement(lambda: _see(folder))
         if first:
             nbytes = sum(torch.Size(shape).numel() for shape in layout.shapes.values()) * wanted.dtype.itemsize
@@ -130,6 +130,14 @@ def in_agreement(action: Callable[[], _T]) -> _T:
     if found:
         raise JobError(found, "export")
     return result
+
+
+def from_rank_zero(value: _T) -> _T:
+    """What rank 0 has passed, on every rank."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def said(error: BaseException, folder: Path | None) -> list[Problem]:

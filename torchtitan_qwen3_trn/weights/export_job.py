@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torchtitan.config import TORCH_DTYPE_MAP
 
@@ -18,12 +17,12 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.job.load import is_rank_zero
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
-from torchtitan_qwen3_trn.weights.assets import layout_and_class, write_assets
-from torchtitan_qwen3_trn.weights.export import Export, export, in_agreement
+from torchtitan_qwen3_trn.weights.assets import assets_problems, layout_and_class, write_assets
+from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement
 from torchtitan_qwen3_trn.weights.files import parse_size
 from torchtitan_qwen3_trn.weights.folder import read_json
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
-from torchtitan_qwen3_trn.weights.publish import destination_problem
+from torchtitan_qwen3_trn.weights.publish import clear_leftovers, destination_problem
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -52,7 +51,7 @@ class Settings(Protocol):
 def check(config: PluginTrainer.Config, settings: Settings) -> list[Problem]:
     """Report at the start what would make an export fail at the end."""
     where = "plugins.safetensors-export"
-    problems = []
+    problems = assets_problems(Path(config.hf_assets_path))
     try:
         parse_size(settings.max_shard_size)
     except ValueError as error:
@@ -92,29 +91,47 @@ def export_model(trainer: PluginTrainer, settings: Settings, step: int) -> None:
         return
     destination, facts = _destination(config, settings, step), _facts(config, step)
     if _rank_zero_says(lambda: _is_export(destination, facts)):
+        in_agreement(lambda: clear_leftovers(destination) if is_rank_zero() else None)
         logger.info("%s holds this job's export of step %d from before a restart and is kept", destination, step)
         return
-    wanted = Export(
-        destination=destination,
-        config=hf_config_for(config)[1],
-        dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
-        limit=parse_size(settings.max_shard_size),
-        assets=Path(config.hf_assets_path),
-        facts=facts,
+    wanted = in_agreement(
+        lambda: Export(
+            destination=destination,
+            config=hf_config_for(config)[1],
+            dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
+            limit=parse_size(settings.max_shard_size),
+            assets=Path(config.hf_assets_path),
+            facts=facts,
+        )
     )
     export(in_agreement(lambda: _tensors(trainer, settings)), wanted)
 
 
 def keep_assets(trainer: PluginTrainer, step: int) -> None:
-    """Put config.json and tokenizer into the checkpoint of ``step``, so that it can be exported later on its own."""
+    """Put config.json and tokenizer into the checkpoint of ``step``, so that it can be exported later on its own.
+
+    A collective: call it on every rank.
+
+    Raises:
+        JobError: on every rank, when rank 0 cannot write them.
+    """
     config = trainer.config
-    if not is_rank_zero() or "://" in config.dump_folder + config.checkpoint.folder:
+    if config.comm.mode in _SIMULATED or "://" in config.dump_folder + config.checkpoint.folder:
         return
     folder = Path(config.dump_folder, config.checkpoint.folder, f"step-{step}", ASSETS)
-    hf_config = hf_config_for(config)[1]
-    _, class_name = layout_and_class(hf_config)
-    dtype = TORCH_DTYPE_MAP[config.checkpoint.export_dtype]
-    write_assets(folder, hf_config, class_name=class_name, dtype=dtype, source=Path(config.hf_assets_path))
+
+    def write() -> None:
+        hf_config = hf_config_for(config)[1]
+        _, class_name = layout_and_class(hf_config)
+        dtype = TORCH_DTYPE_MAP[config.checkpoint.export_dtype]
+        try:
+            write_assets(folder, hf_config, class_name=class_name, dtype=dtype, source=Path(config.hf_assets_path))
+        except OSError as error:
+            what = f"cannot be written ({error.strerror}), and exporting this checkpoint later needs it"
+            fix = "free space, or correct the folder; the checkpoint itself is complete"
+            raise JobError([Problem(str(error.filename or folder), what, fix)]) from error
+
+    in_agreement(lambda: write() if is_rank_zero() else None)
 
 
 def without_expert_bias(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,10 +178,7 @@ def _is_export(folder: Path, facts: Mapping[str, Any]) -> bool:
 
 def _rank_zero_says(action: Callable[[], bool]) -> bool:
     """What ``action`` finds on rank 0, on every rank: file systems may show other ranks something older."""
-    decided = [in_agreement(lambda: action() if is_rank_zero() else False)]
-    if dist.is_initialized():
-        dist.broadcast_object_list(decided, src=0)
-    return decided[0]
+    return from_rank_zero(in_agreement(lambda: action() if is_rank_zero() else False))
 
 
 def _destination(config: PluginTrainer.Config, settings: Settings, step: int) -> Path:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
+import logging
 import os
+import secrets
 import shutil
 from pathlib import Path
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-__all__ = ["Draft", "destination_problem"]
+__all__ = ["Draft", "clear_leftovers", "destination_problem"]
+
+logger = logging.getLogger(__name__)
+
+_LOCK = "lock"
+# Lustre without its mount option flock, and file systems in user space that never heard of locks.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def destination_problem(destination: Path) -> Problem | None:
@@ -24,10 +34,20 @@ def destination_problem(destination: Path) -> Problem | None:
 
 
 class Draft:
-    """The folder ``.<name>.partial`` beside ``destination``, locked for this process.
+    """A new folder inside ``.<name>.partial`` beside ``destination``, to be filled and then moved there.
 
-    The lock is the kernel's (``flock`` on the folder itself), so that it ends with the process however that ends, and
-    leaves no file. What a dead process left in the folder is removed.
+    One process at a time has a draft for a destination, because it holds the lock on ``.<name>.partial/lock``. The
+    lock is the kernel's (``flock``), so that it ends with the process however that ends. It is on a file because
+    shared file systems keep a folder's lock to one host, and pass a file's on to the others (Linux' NFS client, Lustre
+    mounted with ``flock``).
+
+    What a dead process left is removed. The folder's name is new each time, and leftovers are renamed before they are
+    removed: a process that does not hold the lock and is still writing, such as a rank that outlives its job, finds
+    its folder gone, and neither writes into this one nor publishes a folder that is being removed.
+
+    Attributes:
+        destination: where the folder goes.
+        folder: where it is filled.
 
     Raises:
         JobError: the destination exists, another process is writing it, or the folder cannot be created.
@@ -35,79 +55,129 @@ class Draft:
 
     def __init__(self, destination: Path) -> None:
         self.destination = destination.absolute()
-        self.folder = draft_folder(destination)
         if problem := destination_problem(destination):
+            clear_leftovers(destination)
             raise JobError([problem])
+        self._place = _place(destination)
+        self.folder = self._place / secrets.token_hex(4)
+        self._descriptor: int | None = _lock(self._place, destination)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError as error:
-            raise JobError([Problem(str(self.folder), f"cannot be created: {error.strerror}")]) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            what = "is being written by another process" if isinstance(error, BlockingIOError) else str(error)
-            raise JobError([Problem(str(destination), what, "wait for it, or choose another folder")]) from error
-        if not self._still_there(descriptor):
-            os.close(descriptor)
-            raise JobError([Problem(str(destination), "has just been written by another process")])
-        self._descriptor: int | None = descriptor
-        try:
-            _empty(self.folder)
+            if self.destination.exists():
+                raise JobError([Problem(str(destination), "has just been written by another process")])
+            _empty(self._place)
+            self.folder.mkdir()
         except OSError as error:
             self.discard()
-            raise JobError([Problem(str(self.folder), f"cannot be emptied: {error}")]) from error
+            raise JobError([Problem(str(self._place), f"cannot be used: {error}")]) from error
+        except BaseException:
+            self.discard()
+            raise
 
     def publish(self) -> None:
         """Make everything in the folder durable and move it to the destination.
 
         Raises:
-            JobError: the destination exists by now.
+            JobError: the destination exists by now, or another job has taken the folder for a leftover.
             OSError: as the file system says.
         """
-        for path in self.folder.rglob("*"):
-            _sync(path)
-        _sync(self.folder)
-        if problem := destination_problem(self.destination):
-            raise JobError([problem])
-        os.rename(self.folder, self.destination)
-        self._unlock()
+        try:
+            for path in self.folder.rglob("*"):
+                _sync(path)
+            _sync(self.folder)
+            if problem := destination_problem(self.destination):
+                raise JobError([problem])
+            os.rename(self.folder, self.destination)
+        except FileNotFoundError as error:
+            what = f"another job has removed {self.folder}, so this one publishes nothing"
+            raise JobError([Problem(str(self.destination), what, "let one job at a time write there")]) from error
+        self._release()
         _sync(self.destination.parent)
 
     def discard(self) -> None:
         """Remove the folder with everything in it; nothing happens when it has been published."""
         if self._descriptor is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-            self._unlock()
+            self._release()
 
-    def _unlock(self) -> None:
+    def _release(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            _unlock(self._place, self._descriptor)
             self._descriptor = None
 
-    def _still_there(self, descriptor: int) -> bool:
-        """Whether the locked folder is the one at the path: another process may have moved or removed it before."""
-        mine = os.fstat(descriptor)
-        try:
-            there = os.stat(self.folder)
-        except FileNotFoundError:
-            return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino) and not self.destination.exists()
+
+def clear_leftovers(destination: Path) -> None:
+    """Remove what a dead process has left beside ``destination``; nothing happens while a living one writes there."""
+    place = _place(destination)
+    if place.is_dir():
+        with contextlib.suppress(JobError, OSError):
+            descriptor = _lock(place, destination)
+            try:
+                _empty(place)
+            finally:
+                _unlock(place, descriptor)
 
 
-def draft_folder(destination: Path) -> Path:
-    """Where a folder is written before it is moved to ``destination``."""
+def _place(destination: Path) -> Path:
     destination = destination.absolute()
     return destination.with_name(f".{destination.name}.partial")
 
 
-def _empty(folder: Path) -> None:
-    for entry in os.scandir(folder):
+def _lock(place: Path, destination: Path) -> int:
+    """Create ``place`` and lock it for this process; returns the descriptor of its lock file.
+
+    Raises:
+        JobError: another process holds the lock, or ``place`` cannot be created.
+    """
+    fix = "wait for it, or choose another folder"
+    taken = JobError([Problem(str(destination), "is being written by another process", fix)])
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except FileNotFoundError as error:
+        raise taken from error  # it was removed at this very moment
+    except OSError as error:
+        raise JobError([Problem(str(place), f"cannot be created: {error.strerror}")]) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(place / _LOCK)):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError) as error:
+        os.close(descriptor)
+        raise taken from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise JobError([Problem(str(destination), f"cannot be locked: {error.strerror}")]) from error
+        logger.warning(
+            "The file system of %s has no locks (%s): of two jobs that write there at once, the first one fails",
+            destination,
+            error.strerror,
+        )
+    return descriptor
+
+
+def _unlock(place: Path, descriptor: int) -> None:
+    """Remove ``place``, which is empty but for the lock, and give up the lock."""
+    with contextlib.suppress(OSError):
+        (place / _LOCK).unlink(missing_ok=True)
+        place.rmdir()
+    os.close(descriptor)
+
+
+def _empty(place: Path) -> None:
+    for entry in list(os.scandir(place)):
+        if entry.name == _LOCK:
+            continue
+        leftover = place / f"{secrets.token_hex(4)}.old"
+        os.rename(entry.path, leftover)
         if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
+            shutil.rmtree(leftover)
         else:
-            os.unlink(entry.path)
+            os.unlink(leftover)
 
 
 def _sync(path: Path) -> None:

@@ -320,3 +320,11 @@ def test_layers_with_experts_follow_transformers_rule():
     arch = replace(FLAVORS["30B-A3B"], n_layers=6, decoder_sparse_step=2, mlp_only_layers=(3,))
     assert [arch.is_moe_layer(layer) for layer in range(6)] == [False, True, False, False, False, True]
     assert arch.moe_layers == 2
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 9])
+@pytest.mark.parametrize("dense", [(), (1,), (0, 1, 1, 5), (-1, 7, 8, 100)])
+def test_layers_with_experts_are_those_that_have_experts(step, dense):
+    arch = replace(FLAVORS["30B-A3B"], n_layers=8, decoder_sparse_step=step, mlp_only_layers=dense)
+    assert arch.moe_layers == sum(arch.is_moe_layer(layer) for layer in range(8))
+    assert replace(arch, num_experts=0).moe_layers == 0

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import TINY_MODEL
 from hf_checkpoints import small_config, write_checkpoint
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,7 +26,7 @@ from torchtitan_qwen3_trn.weights import export_job
 from torchtitan_qwen3_trn.weights.assets import layout_and_class
 from torchtitan_qwen3_trn.weights.export import Export, export
 from torchtitan_qwen3_trn.weights.files import Place, index_of, parse_size, plan_files
-from torchtitan_qwen3_trn.weights.publish import Draft
+from torchtitan_qwen3_trn.weights.publish import Draft, clear_leftovers
 from torchtitan_qwen3_trn.weights.writer import _write_block
 
 
@@ -107,7 +108,54 @@ def test_a_destination_that_appears_meanwhile_is_left_alone(tmp_path):
     draft.discard()
 
 
+def test_a_folder_whose_lock_was_lost_is_not_published(tmp_path, monkeypatch, caplog):
+    """Where a file system has no locks, the second of two jobs takes the first one's folder for a leftover."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    first = Draft(tmp_path / "out")
+    (first.folder / "file").write_text("first")
+    second = Draft(tmp_path / "out")
+    assert caplog.text.count("has no locks (Function not implemented)") == 2
+    (second.folder / "file").write_text("second")
+    with pytest.raises(FileNotFoundError):
+        (first.folder / "more").write_text("x")
+    with pytest.raises(JobError, match="another job has removed"):
+        first.publish()
+    first.discard()
+    second.publish()
+    assert (tmp_path / "out/file").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("left", ["lock", "lock and folder"])
+def test_what_is_left_beside_a_finished_export_is_cleared(tmp_path, left):
+    """A process that dies right after publishing leaves its lock; one that finds its place taken, its folder too."""
+    (tmp_path / "out").mkdir()
+    place = tmp_path / ".out.partial"
+    place.mkdir()
+    (place / "lock").write_text("")
+    if left == "lock and folder":
+        (place / "0123").mkdir()
+    clear_leftovers(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_place_that_is_a_link_is_not_followed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("x")
+    (tmp_path / ".out.partial").symlink_to(elsewhere)
+    with pytest.raises(JobError, match="cannot be created"):
+        Draft(tmp_path / "out")
+    assert (elsewhere / "precious").exists()
+
+
 def test_what_a_killed_process_left_is_cleared(tmp_path):
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial/model.safetensors").write_text("from an earlier version of this package")
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "out")], stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"held\n"
@@ -220,6 +268,22 @@ def test_a_job_hears_at_the_start_what_would_fail_at_the_end(parse_job, tmp_path
         assert part in outcome.message
 
 
+def test_links_among_the_assets_are_judged_before_training(parse_job, tmp_path):
+    folder = shutil.copytree(assets.tokenizer_path(), tmp_path / "model")
+    base = TINY_MODEL.replace("[model]", f'[model]\nhf_assets_path = "{folder}"')
+    (tmp_path / "secret").write_text("x")
+    (folder / "merges.txt").symlink_to(tmp_path / "secret")
+    (folder / "chat_template.jinja").symlink_to(folder / "nothing")
+    (folder / "generation_config.json").mkdir()
+    (folder / "special_tokens_map.json").symlink_to("tokenizer_config.json")
+    outcome = parse_job(JOB.format(folder=tmp_path / "out", options=""), base=base)
+    assert outcome.status == 2
+    assert "3 problems" in outcome.message
+    assert f"{folder}/merges.txt: is a symbolic link out of the folder, to {tmp_path}/secret" in outcome.message
+    assert f"{folder}/chat_template.jinja: is a symbolic link to nothing" in outcome.message
+    assert f"{folder}/generation_config.json: is not a regular file" in outcome.message
+
+
 def test_a_run_that_goes_on_does_not_stumble_over_its_own_earlier_export(parse_job, tmp_path):
     import torch.distributed.checkpoint as dcp
 
@@ -255,8 +319,6 @@ def test_a_restarted_run_keeps_the_export_it_has_written_and_no_other_folder(par
 
 
 def test_a_job_that_trains_an_expert_bias_is_refused_unless_it_says_so(parse_job, tmp_path):
-    from conftest import TINY_MODEL
-
     base = TINY_MODEL.replace("[model]", "[model]\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32")
     refused = parse_job(JOB.format(folder=tmp_path, options=""), base=base)
     assert refused.status == 2

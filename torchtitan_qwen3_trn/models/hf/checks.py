@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, cast
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.models.hf.build import attention_kinds
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import unknown_styles
+from torchtitan_qwen3_trn.models.memory import check_memory
 from torchtitan_qwen3_trn.models.qwen3.job import divisors, tokenizer_entries
 
 if TYPE_CHECKING:
@@ -20,14 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 
-def check(config: PluginTrainer.Config) -> list[Problem]:
-    """Degrees, sequence length, attention, vocabulary."""
+def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+    """Degrees, sequence length, attention, vocabulary, memory."""
     model = cast(HFModel.Config, cast(ModelSpec, config.model_spec).model)
     return [
         *_parallelism(config),
         *_tensor_parallel(config, model),
         *_sequence(config, model),
         *_vocabulary(config, model),
+        *check_memory(sum(map(math.prod, model.layout.shapes.values())), config, machine),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn, with_changes
+from torchtitan_qwen3_trn.models.qwen3.architecture import (
+    LARGEST,
+    Architecture,
+    Yarn,
+    too_large,
+    too_many_experts,
+    with_changes,
+)
 from torchtitan_qwen3_trn.models.qwen3.hf_config import read_hf_config
 from torchtitan_qwen3_trn.models.qwen3.job import published
 from torchtitan_qwen3_trn.models.qwen3.values import nearest
@@ -20,7 +27,7 @@ from torchtitan_qwen3_trn.models.qwen3.values import nearest
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
 
-__all__ = ["from_architecture", "from_folder", "hf_config_for"]
+__all__ = ["LAYERS_AND_EXPERTS", "counts", "from_architecture", "from_folder", "hf_config_for"]
 
 # Fields of [model] and what Transformers calls them. rope_theta is a key inside rope_parameters.
 _KEYS = {
@@ -37,6 +44,19 @@ _KEYS = {
     "max_seq_len": "max_position_embeddings",
     "enable_weight_tying": "tie_word_embeddings",
 }
+
+# Counts of other architectures' config.json that decide how much work building a model is, even one without memory.
+_SPELLINGS = {
+    "n_layer": "n_layers",
+    "n_layers": "n_layers",
+    "num_layers": "n_layers",
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_experts",
+}
+_FIELD_OF = {**{key: name for name, key in _KEYS.items()}, **_SPELLINGS}
+# Entries of a list in config.json; some lists are searched once for every layer.
+_LONGEST = 2**16
+LAYERS_AND_EXPERTS = {key for key, name in _FIELD_OF.items() if name in ("n_layers", "num_experts")}
 
 
 def hf_config_for(config: PluginTrainer.Config) -> tuple[str, PreTrainedConfig]:
@@ -55,8 +75,10 @@ def hf_config_for(config: PluginTrainer.Config) -> tuple[str, PreTrainedConfig]:
         hf_config = from_architecture(with_changes(arch, changes) if changes else arch)
     else:
         folder = Path(config.hf_assets_path)
+        if problems := _too_large(changes, "model.", {name: name for name in LARGEST}):
+            raise JobError(problems)
         name, hf_config = folder.name, from_folder(folder)
-        hf_config = _with_changes(hf_config, changes) if changes else hf_config
+        hf_config = _with_few_experts(_with_changes(hf_config, changes)) if changes else hf_config
     if changes:
         name += " with " + ", ".join(f"{key} {value}" for key, value in changes.items())
     return name, hf_config
@@ -69,14 +91,27 @@ def from_folder(folder: Path) -> PreTrainedConfig:
         JobError: with every reason why it cannot be used.
     """
     raw = read_hf_config(folder)
-    problems = _unusable(raw)
+    problems = _unusable(raw) + _too_large(raw, "config.json: ", _FIELD_OF)
     if problems:
         raise JobError(problems)
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         what = f"is refused by Transformers: {_first_lines(error)}"
         raise JobError([Problem("config.json", what, "correct the value or download the file again")]) from error
+    return _with_few_experts(hf_config)
+
+
+def counts(raw: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """The numbers of a config.json, also of configurations inside it: key path, key, number."""
+    waiting = [("", raw)]
+    while waiting:
+        prefix, table = waiting.pop()
+        for key, value in table.items():
+            if isinstance(value, dict):
+                waiting.append((f"{prefix}{key}.", value))
+            elif isinstance(value, int | float):
+                yield prefix + key, key, value
 
 
 def from_architecture(arch: Architecture) -> PreTrainedConfig:
@@ -141,6 +176,9 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
     if raw.get("quantization_config"):
         what = "the weights are quantized, and training needs them as floating-point numbers"
         problems.append(Problem("config.json: quantization_config", what, "use the unquantized checkpoint"))
+    for key, value in raw.items():
+        if isinstance(value, list) and len(value) > _LONGEST:
+            problems.append(Problem(f"config.json: {key}", f"has {len(value)} entries", f"at most {_LONGEST}"))
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
         if kind is None:
@@ -152,6 +190,25 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
         what = f"{json.dumps(kind)} is not a causal language model"
         problems.append(Problem("config.json: model_type", what, "use a decoder-only language model"))
     return problems
+
+
+def _too_large(raw: Mapping[str, Any], prefix: str, fields: Mapping[str, str]) -> list[Problem]:
+    """Numbers beyond `LARGEST`, which building even an empty model would take for ever or all memory."""
+    return [
+        Problem(prefix + path, *fault)
+        for path, key, value in counts(raw)
+        if (largest := LARGEST.get(fields.get(key, ""))) and (fault := too_large(value, largest))
+    ]
+
+
+def _with_few_experts(hf_config: PreTrainedConfig) -> PreTrainedConfig:
+    """``hf_config`` itself; raises `JobError` when its layers have too many experts in all."""
+    text = hf_config.get_text_config()
+    keys = ("num_hidden_layers", "num_experts", "num_local_experts", "n_routed_experts")
+    layers, *experts = (value if isinstance(value := getattr(text, key, 0), int) else 0 for key in keys)
+    if fault := too_many_experts(layers, max(experts)):
+        raise JobError([Problem("config.json: num_experts", *fault)])
+    return hf_config
 
 
 def _with_changes(hf_config: PreTrainedConfig, changes: Mapping[str, Any]) -> PreTrainedConfig:

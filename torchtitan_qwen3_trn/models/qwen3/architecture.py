@@ -10,7 +10,34 @@ from typing import Any
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.models.qwen3.values import conversion
 
-__all__ = ["Architecture", "Yarn", "differences", "inconsistencies", "with_changes"]
+__all__ = [
+    "LARGEST",
+    "Architecture",
+    "Yarn",
+    "differences",
+    "inconsistencies",
+    "too_large",
+    "too_many_experts",
+    "with_changes",
+]
+
+# The largest value of a field that is built: at least six times that of any published model, so that what is larger is
+# a mistake or an attack. Published are 262,144 vocabulary entries (Gemma 3), width 16,384 with 126 layers, 128 heads
+# and a feed-forward of 53,248 (Llama 3.1 405B), 2,048 experts (Switch-C), 10,485,760 positions (Llama 4 Scout).
+LARGEST: Mapping[str, int] = {
+    "vocab_size": 2**24,
+    "dim": 2**20,
+    "n_layers": 1024,
+    "n_heads": 2**14,
+    "n_kv_heads": 2**14,
+    "head_dim": 2**14,
+    "hidden_dim": 2**22,
+    "num_experts": 2**14,
+    "moe_hidden_dim": 2**22,
+    "max_seq_len": 2**26,
+}
+# Experts of all layers together: each is three tensors in files with names of their own.
+_LARGEST_EXPERTS = 2**18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +131,11 @@ class Architecture:
     @property
     def moe_layers(self) -> int:
         """How many blocks have experts."""
-        return sum(self.is_moe_layer(layer) for layer in range(self.n_layers))
+        if self.num_experts <= 0:
+            return 0
+        dense = {layer for layer in self.mlp_only_layers if 0 <= layer < self.n_layers}
+        step = self.decoder_sparse_step
+        return self.n_layers // step - sum((layer + 1) % step == 0 for layer in dense)
 
 
 _POSITIVE = (
@@ -129,6 +160,12 @@ def inconsistencies(arch: Architecture) -> list[tuple[str, str, str]]:
         for name in _POSITIVE
         if getattr(arch, name) <= 0
     ]
+    found += [(name, *fault) for name, largest in LARGEST.items() if (fault := too_large(getattr(arch, name), largest))]
+    if len(arch.mlp_only_layers) > LARGEST["n_layers"]:
+        what = f"names {len(arch.mlp_only_layers)} layers"
+        found.append(("mlp_only_layers", what, f"there can be {LARGEST['n_layers']}"))
+    if not found and (fault := too_many_experts(arch.n_layers, arch.num_experts)):
+        found.append(("num_experts", *fault))
     if found:
         return found
     if arch.n_heads % arch.n_kv_heads:
@@ -144,6 +181,21 @@ def inconsistencies(arch: Architecture) -> list[tuple[str, str, str]]:
     if arch.rope_theta <= 1:
         found.append(("rope_theta", f"{arch.rope_theta} is not above 1", "published Qwen3 models use 1e6 to 1e7"))
     return found + _expert_faults(arch) + _yarn_faults(arch)
+
+
+def too_large(value: float, largest: int) -> tuple[str, str] | None:
+    """What is wrong with a ``value`` beyond ``largest``, and what would be right; ``None`` for one within."""
+    if not value > largest:
+        return None
+    return f"{ascii(value)[:40]} is far beyond any published model", f"at most {largest}"
+
+
+def too_many_experts(layers: int, experts: int) -> tuple[str, str] | None:
+    """As `too_large`, for ``experts`` in each of ``layers``."""
+    if layers * experts <= _LARGEST_EXPERTS:
+        return None
+    what = f"{experts} in each of {layers} layers are far beyond any published model"
+    return what, f"at most {_LARGEST_EXPERTS} in all layers together"
 
 
 def _expert_faults(arch: Architecture) -> list[tuple[str, str, str]]:

@@ -14,9 +14,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.models.memory import check_memory
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, differences, with_changes
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.qwen3.sizes import parameter_counts
 from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
 
 if TYPE_CHECKING:
@@ -35,11 +37,7 @@ def model_spec_for(config: PluginTrainer.Config) -> ModelSpec:
         JobError: unknown flavor, no architecture given, a config.json the native model cannot represent, a flavor
             that contradicts the checkpoint to be loaded, or single values that do not fit together.
     """
-    name, arch = published(config)
-    changes = config.model.changes()
-    if changes:
-        arch = with_changes(arch, changes)
-        name += " with " + ", ".join(f"{key} {value}" for key, value in changes.items())
+    name, arch = described(config)
     by_loss = config.model.load_balance == "aux_loss"
     if by_loss and not arch.moe_layers:
         what = '"aux_loss", but this model has no experts'
@@ -61,7 +59,7 @@ def use_supported_spmd_backend(config: PluginTrainer.Config, machine: Machine) -
 
 
 def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
-    """Sequence length against positions, heads and experts against degrees, vocabulary against tokenizer."""
+    """Sequence length against positions, heads and experts against degrees, vocabulary against tokenizer, memory."""
     if config.model_spec is None:
         return []
     model = cast(Qwen3Model.Config, config.model_spec.model)
@@ -73,7 +71,18 @@ def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
         *_tying(config, model),
         *_vocabulary(config, model),
         *_export(config, model),
+        *check_memory(parameter_counts(described(config)[1])[0], config, machine),
     ]
+
+
+def described(config: PluginTrainer.Config) -> tuple[str, Architecture]:
+    """Name and architecture of the job's model; raises as `model_spec_for`."""
+    name, arch = published(config)
+    changes = config.model.changes()
+    if changes:
+        arch = with_changes(arch, changes)
+        name += " with " + ", ".join(f"{key} {value}" for key, value in changes.items())
+    return name, arch
 
 
 def published(config: PluginTrainer.Config) -> tuple[str, Architecture]:
