@@ -74,8 +74,9 @@ def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
 def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
     """Give the model of this job, or ``None`` when ``config.model.backend`` is not yours.
 
-    Called once on every rank after ``adjust_config``; the first result that is not ``None`` wins and becomes
-    ``config.model_spec``. Build configurations only, no tensors. ``config`` must not be changed. Raise
+    Called once on every rank after ``adjust_config``, on the plugin enabled last first, so that yours can take the
+    place of a route's; the first result that is not ``None`` wins and becomes ``config.model_spec``. Build
+    configurations only, no tensors. ``config`` must not be changed. Raise
     :class:`~torchtitan_qwen3_trn.errors.JobError` for what the user has to correct.
     """
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.job.checkpoints import check_checkpoint_folders
+from torchtitan_qwen3_trn.job.schema import LARGEST_INTEGER, integer_range, join
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -62,9 +66,23 @@ def check_config(config: PluginTrainer.Config, machine: Machine, known: set[str]
         *_output_folders(config),
         *_data(config),
         *_device(config, machine),
+        *_compilation(config),
+        *_profiler(config),
         *check_checkpoint_folders(config),
     ]
     return [problem for problem in problems if problem.where not in known]
+
+
+def impossible_numbers(section: Any, where: str = "") -> Iterator[Problem]:
+    """Numbers that nothing could be done with, in all sections; in a job file they were refused when it was read."""
+    for item in fields(section):
+        value, path = getattr(section, item.name), join(where, item.name)
+        if is_dataclass(value) and item.name != "model_spec":
+            yield from impossible_numbers(value, path)
+        elif isinstance(value, int) and not -LARGEST_INTEGER - 1 <= value <= LARGEST_INTEGER:
+            yield Problem(path, f"{value} is out of range", integer_range())
+        elif isinstance(value, float) and math.isnan(value):
+            yield Problem(path, "nan is not possible", "give a number")
 
 
 def data_parallel_degree(config: PluginTrainer.Config, machine: Machine) -> int:
@@ -102,10 +120,10 @@ def _optimizer(config: Any) -> list[Problem]:
     for index, group in enumerate(config.optimizer.param_groups):
         where = "optimizer" if len(config.optimizer.param_groups) == 1 else f"optimizer.param_groups[{index}]"
         settings = group.optimizer_kwargs
-        if not settings.get("lr", 1) > 0:
+        if not 0 < settings.get("lr", 1) < math.inf:
             problems.append(Problem(f"{where}.lr", f"{settings['lr']} is not possible", "it must be positive"))
         for key in ("eps", "weight_decay"):
-            if settings.get(key, 0) < 0:
+            if not 0 <= settings.get(key, 0) < math.inf:
                 problems.append(
                     Problem(f"{where}.{key}", f"{settings[key]} is not possible", "it must not be negative")
                 )
@@ -169,6 +187,8 @@ def _batches(config: Any, machine: Machine) -> list[Problem]:
 
 def _pipeline_microbatches(config: Any) -> list[Problem]:
     stages, size = config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_microbatch_size
+    if stages > 1 and (problem := _pipeline_schedule(config.parallelism.pipeline_parallel_schedule)):
+        return [problem]
     microbatches = config.training.local_batch_size // max(size, 1)
     if stages == 1 or microbatches >= stages:
         return []
@@ -176,6 +196,16 @@ def _pipeline_microbatches(config: Any) -> list[Problem]:
         f"{config.training.local_batch_size} makes {microbatches} microbatches of {size} for {stages} pipeline stages"
     )
     return [Problem("training.local_batch_size", what, f"at least {stages * size}")]
+
+
+def _pipeline_schedule(name: str) -> Problem | None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    try:
+        get_schedule_class(name)
+    except ValueError as error:
+        return Problem("parallelism.pipeline_parallel_schedule", str(error))
+    return None
 
 
 def _sequence(config: Any) -> list[Problem]:
@@ -235,6 +265,33 @@ def _output_folders(config: Any) -> list[Problem]:
     return problems[:1]
 
 
+def _compilation(config: Any) -> list[Problem]:
+    """Parts and back ends that torchtitan would pass over in silence, or look for when the first step begins."""
+    if not config.compile.enable:
+        return []
+    problems = [
+        Problem("compile.components", f"{name!r} is nothing that can be compiled", "choose from model and loss")
+        for name in config.compile.components
+        if name not in ("model", "loss")
+    ]
+    if config.compile.backend != "inductor":
+        from torch._dynamo import list_backends
+
+        if config.compile.backend not in list_backends(exclude_tags=None):
+            what = f"torch has no compiler back end {config.compile.backend!r}"
+            problems.append(Problem("compile.backend", what, f"choose one of {', '.join(list_backends())}"))
+    return problems
+
+
+def _profiler(config: Any) -> list[Problem]:
+    profiler = config.profiler
+    least = profiler.profiler_warmup + profiler.profiler_active
+    if not profiler.enable_profiling or profiler.profile_freq >= least:
+        return []
+    what = f"{profiler.profile_freq} is less than profiler_warmup + profiler_active = {least}"
+    return [Problem("profiler.profile_freq", what, f"at least {least}")]
+
+
 def _data(config: Any) -> list[Problem]:
     from torchtitan.hf_datasets.text_datasets import DATASETS
 
@@ -243,6 +300,9 @@ def _data(config: Any) -> list[Problem]:
         loaders.append(("validator.dataloader", config.validator.dataloader))
     problems = []
     for where, loader in loaders:
+        if loader.num_workers and loader.prefetch_factor is not None and loader.prefetch_factor < 1:
+            what = f"{loader.prefetch_factor} is not possible"
+            problems.append(Problem(f"{where}.prefetch_factor", what, "it must be positive"))
         for source in getattr(loader, "sources", None) or [loader]:
             name = source.dataset.lower()
             if name not in DATASETS:

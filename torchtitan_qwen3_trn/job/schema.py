@@ -19,6 +19,9 @@ from torchtitan_qwen3_trn.errors import Problem
 
 _T = TypeVar("_T")
 
+LARGEST_INTEGER = 2**63 - 1
+"""Integers of a job end up in 64 bits, in tensors, checkpoints and counters of torch."""
+
 _TYPE_NAMES: dict[Any, str] = {
     bool: "true or false",
     int: "an integer",
@@ -54,11 +57,24 @@ def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: li
                 values[name] = checked
     if not values:
         return instance
-    try:
+    if (objection := refusal(instance, values)) is None:
         return replace(instance, **values)  # type: ignore[type-var]
+    guilty = [name for name in values if refusal(instance, {name: values[name]}) == objection]
+    if len(guilty) == 1:
+        problem = Problem(join(where, guilty[0]), f"{show(values[guilty[0]])} is refused: {objection}")
+    else:
+        problem = Problem(where, objection)
+    report_combination(problems, problem)
+    return instance
+
+
+def refusal(instance: Any, values: Mapping[str, Any]) -> str | None:
+    """What the dataclass of ``instance`` has against these ``values``; ``None`` if it takes them."""
+    try:
+        replace(instance, **values)
     except (ValueError, AssertionError, NotImplementedError) as error:
-        report_combination(problems, Problem(where, str(error)))
-        return instance
+        return str(error) or "these values are not possible"
+    return None
 
 
 class ValueProblems(list[Problem]):
@@ -76,6 +92,9 @@ _REJECTED: Any = object()
 
 def check_value(hint: Any, raw: Any, path: str, problems: list[Problem]) -> Any:
     """``raw`` as a value of the type ``hint``; on a mismatch append a problem and return a rejection mark."""
+    if (large := next(_large_integers(raw), None)) is not None:
+        problems.append(Problem(path, f"{large} is out of range", integer_range()))
+        return _REJECTED
     try:
         # JSON mode is the one in which a strict check still takes a list for a tuple: TOML has no tuples either.
         return TypeAdapter(hint).validate_json(json.dumps(raw, default=str), strict=True)
@@ -87,11 +106,22 @@ def check_value(hint: Any, raw: Any, path: str, problems: list[Problem]) -> Any:
         return _REJECTED
 
 
+def integer_range() -> str:
+    """The remedy for an integer that is none of torch's."""
+    return f"integers go from {-LARGEST_INTEGER - 1} to {LARGEST_INTEGER}"
+
+
+def _large_integers(value: Any) -> typing.Iterator[int]:
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, int) and not -LARGEST_INTEGER - 1 <= item <= LARGEST_INTEGER:
+            yield item
+
+
 def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> Problem:
     """Problem for a key that does not exist, with the nearest ones that do."""
     names = sorted(known)
     close = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
-    fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}" if names else "there are none"
     return Problem(path, "unknown key", fix)
 
 

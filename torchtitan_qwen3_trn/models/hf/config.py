@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn, with_changes
+from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn, excesses, with_changes
 from torchtitan_qwen3_trn.models.qwen3.hf_config import read_hf_config
 from torchtitan_qwen3_trn.models.qwen3.job import published
 from torchtitan_qwen3_trn.models.qwen3.values import nearest
@@ -156,7 +156,7 @@ def _unusable(raw: Mapping[str, Any]) -> list[Problem]:
 
 def _with_changes(hf_config: PreTrainedConfig, changes: Mapping[str, Any]) -> PreTrainedConfig:
     """``hf_config`` with single values replaced, validated as if they had stood in config.json."""
-    values, problems = hf_config.to_dict(), []
+    values, problems = hf_config.to_dict(), excesses(changes)
     for name, value in changes.items():
         key = _KEYS.get(name, "rope_parameters")
         if not hasattr(hf_config, key):

@@ -10,7 +10,7 @@ from typing import Any
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.models.qwen3.values import conversion
 
-__all__ = ["Architecture", "Yarn", "differences", "inconsistencies", "with_changes"]
+__all__ = ["Architecture", "Yarn", "differences", "excesses", "inconsistencies", "with_changes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +119,8 @@ _POSITIVE = (
     "max_seq_len",
     "init_std",
 )
+# Far beyond any decoder there is. A slip of the finger above these would be built, slowly, until memory ends.
+_AT_MOST = {"n_layers": 10_000, "num_experts": 100_000}
 _EXPERT_FIELDS = {"top_k", "moe_hidden_dim", "norm_topk_prob", "mlp_only_layers", "decoder_sparse_step"}
 
 
@@ -224,7 +226,7 @@ def with_changes(arch: Architecture, changes: Mapping[str, Any]) -> Architecture
         JobError: unknown fields, wrong types, and combinations that cannot be built, all at once, each with
             ``where="model.<field>"``.
     """
-    problems: list[Problem] = []
+    problems: list[Problem] = excesses(changes)
     converted = conversion(Architecture, changes, "model", problems)
     if not problems:
         arch = replace(arch, **converted)
@@ -233,6 +235,15 @@ def with_changes(arch: Architecture, changes: Mapping[str, Any]) -> Architecture
     if problems:
         raise JobError(problems)
     return arch
+
+
+def excesses(changes: Mapping[str, Any]) -> list[Problem]:
+    """Values of ``[model]`` so large that even a model without weights cannot be made."""
+    return [
+        Problem(f"model.{name}", f"{value} is no number any model has", f"at most {_AT_MOST[name]}")
+        for name, value in changes.items()
+        if name in _AT_MOST and isinstance(value, int) and value > _AT_MOST[name]
+    ]
 
 
 def _pointless_changes(arch: Architecture, changed: set[str]) -> list[Problem]:
