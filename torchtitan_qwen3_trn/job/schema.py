@@ -16,6 +16,7 @@ import tyro
 from pydantic import TypeAdapter, ValidationError
 
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.trial import refusal
 
 _T = TypeVar("_T")
 
@@ -66,15 +67,6 @@ def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: li
         problem = Problem(where, objection)
     report_combination(problems, problem)
     return instance
-
-
-def refusal(instance: Any, values: Mapping[str, Any]) -> str | None:
-    """What the dataclass of ``instance`` has against these ``values``; ``None`` if it takes them."""
-    try:
-        replace(instance, **values)
-    except (ValueError, AssertionError, NotImplementedError) as error:
-        return str(error) or "these values are not possible"
-    return None
 
 
 class ValueProblems(list[Problem]):

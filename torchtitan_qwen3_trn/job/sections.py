@@ -21,12 +21,12 @@ from torchtitan_qwen3_trn.job.schema import (
     apply_table,
     check_value,
     join,
-    refusal,
     report_combination,
     show,
     unknown_key,
     visible_fields,
 )
+from torchtitan_qwen3_trn.job.trial import refusal
 from torchtitan_qwen3_trn.plugins import PluginsConfig, installed_plugins
 
 if TYPE_CHECKING:

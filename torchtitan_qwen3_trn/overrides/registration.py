@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from torchtitan.config.override import OverrideImport, apply_overrides, override
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import NodeOverride
+from torchtitan_qwen3_trn.job.trial import silenced
 
 MODEL_PREFIX = "model_spec.model."
 
@@ -96,15 +96,12 @@ def try_out(config: _Config) -> tuple[_Config, dict[str, int], list[Problem]]:
         The copy, nodes replaced by import path of the override, and what torchtitan objects to.
     """
     trial, counts, problems = copy.deepcopy(config), Counter[str](), []
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
-        lines = apply_overrides(trial.override, trial) if trial.override.imports else []
+        with silenced():
+            lines = apply_overrides(trial.override, trial) if trial.override.imports else []
         counts.update(line.split()[1].rstrip(":") for line in lines)
     except Exception as error:
         problems.append(Problem("override.imports", f"{type(error).__name__}: {error}"))
-    finally:
-        logging.disable(level)
     return trial, dict(counts), problems
 
 
