@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import keyword
 import traceback
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -148,7 +149,7 @@ class PluginError(RuntimeError):
         super().__init__(f"{plugin} failed in its hook {hook}: {type(error).__name__}: {error}")
         last = traceback.extract_tb(error.__traceback__)[-1]
         what = f"failed in its hook {hook}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        self.problem = Problem(str(plugin), what, f"repair it, or set plugins.disable = [{plugin.name!r}]")
+        self.problem = Problem(str(plugin), what, "repair it, or leave it out of this job")
 
 
 def _listed(result: Any, of: type[_Item], hook: str, plugin: LoadedPlugin) -> list[_Item]:
@@ -209,11 +210,13 @@ def load(chosen: list[InstalledPlugin]) -> tuple[ActivePlugins, list[Problem]]:
     loaded, problems = [], []
     for plugin in chosen:
         try:
+            if EntryPoint.pattern.match(plugin.entry_point.value) is None:
+                raise ImportError("that is no import path")
             module = plugin.entry_point.load()
             manager.register(module, name=plugin.name)
         except (Exception, SystemExit) as error:
             what = f"cannot be loaded from {plugin.entry_point.value}: {type(error).__name__}: {error}"
-            problems.append(Problem(str(plugin), what, f"repair it, or set plugins.disable = [{plugin.name!r}]"))
+            problems.append(Problem(str(plugin), what, "repair it, or leave it out of this job"))
             continue
         candidate = LoadedPlugin(installed=plugin, module=module)
         defects = _defects(candidate)
@@ -257,6 +260,9 @@ def _defects(plugin: LoadedPlugin) -> list[Problem]:
         return [Problem(str(installed), "its name is not one of letters, digits and hyphens that Python can use")]
     if installed.field_name in reserved:
         return [Problem(str(installed), f"its name is taken: [plugins] has a key {installed.field_name}")]
+    if not isinstance(plugin.module, ModuleType):
+        what = f"its entry point {installed.entry_point.value} names {plugin.module!r:.80}, not a module"
+        return [Problem(str(installed), what, "name the module that holds its hooks")]
     if options is not None and not is_dataclass(options):
         return [Problem(str(installed), "its Options is not a dataclass", "decorate it with @dataclass(kw_only=True)")]
     if not implemented_hooks(plugin.module):
@@ -265,6 +271,11 @@ def _defects(plugin: LoadedPlugin) -> list[Problem]:
     if unknown := sorted(set(implemented_hooks(plugin.module)) - set(hook_names())):
         what = f"{plugin.module.__name__} implements a hook that does not exist: {', '.join(unknown)}"
         return [Problem(str(installed), what, f"hooks are {', '.join(hook_names())}")]
+    try:
+        if options is not None:
+            typing.get_type_hints(options)
+    except Exception as error:
+        return [Problem(str(installed), f"a type in its Options cannot be resolved: {type(error).__name__}: {error}")]
     try:
         if options is not None:
             options()

@@ -9,6 +9,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from conftest import TINY_MODEL
 
+from torchtitan_qwen3_trn.assets import tokenizer_path
+
+TOKENIZER = tokenizer_path() / "tokenizer.json"
+
 # (lines put in, words the message must contain)
 BAD_KEYS = [
     ("[trainning]\nsteps = 1", ["trainning: unknown key", "did you mean 'training'"]),
@@ -192,11 +196,31 @@ def test_text_without_the_field_text_is_reported(parse_job, tmp_path):
     )
 
 
-def test_broken_tokenizer_is_named(parse_job, tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{")
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer.json": "{"},
+        {"tokenizer.json": "[]"},
+        {"tokenizer.json": TOKENIZER.read_text(), "tokenizer_config.json": "{"},
+        {"vocab.json": "{"},
+        {"vocab.json": "{}"},
+    ],
+    ids=["no JSON", "no tokenizer", "no JSON beside it", "no vocabulary", "empty vocabulary"],
+)
+def test_broken_tokenizer_is_named(parse_job, tmp_path, files):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     outcome = parse_job(base=TINY_MODEL.replace("[model]", f'[model]\nhf_assets_path = "{tmp_path}"'))
     assert outcome.status == 2
-    assert f"{tmp_path}/tokenizer.json cannot be read" in outcome.message
+    assert f"model.hf_assets_path: the tokenizer in {tmp_path} " in outcome.message
+
+
+def test_dataset_path_without_text_is_reported(parse_job, tmp_path):
+    (tmp_path / "text").mkdir()
+    message = parse_job(f'[dataloader]\ndataset_path = "{tmp_path}/text"\n').message
+    assert f"dataloader.dataset_path: {tmp_path}/text holds no file" in message
+    message = parse_job(f'[dataloader]\ndataset_path = "{tmp_path}/job.toml"\n').message
+    assert f"dataloader.dataset_path: {tmp_path}/job.toml is not a folder" in message
 
 
 def test_dump_folder_below_a_file_is_reported(parse_job, tmp_path):

@@ -74,6 +74,9 @@ BROKEN = [
     (HELLO.replace("@dataclass(kw_only=True)\n", ""), ["Options is not a dataclass"]),
     (HELLO.replace("times: int = 1", "times: int"), ["give every field a default"]),
     ("raise SystemExit(3)", ["cannot be loaded", "SystemExit"]),
+    ("def f(:", ["cannot be loaded", "SyntaxError", "line 1"]),
+    (HELLO.replace("times: int", "times: 'Integer'"), ["its Options cannot be resolved", "Integer"]),
+    (IMPORT + "@hookimpl\ndef model_spec(config): return 5", ["plugins: a plugin gave 5 as the model"]),
 ]  # fmt: skip
 
 
@@ -82,7 +85,7 @@ def test_broken_plugin_is_named_with_its_distribution(parse_job, install_plugin,
     install_plugin("broken", source, module=f"broken_{abs(hash(source))}")
     outcome = parse_job('[plugins]\nenable = ["broken"]\n')
     assert outcome.status == 2
-    assert "broken-dist 1.2.3" in outcome.message or "plugin broken" in outcome.message
+    assert "broken-dist 1.2.3" in outcome.message or "'broken'" in outcome.message
     for word in words:
         assert word in outcome.message
 
@@ -194,6 +197,54 @@ def test_hook_that_returns_no_list_is_reported(parse_job, install_plugin):
     outcome = parse_job('[plugins]\nenable = ["five"]\n')
     assert outcome.status == 2
     assert "plugin five (five-dist 1.2.3): its hook node_overrides returned 5 where a list" in outcome.message
+
+
+OVERRIDE = (
+    IMPORT
+    + """
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan_qwen3_trn.hooks import NodeOverride
+
+def factory(config):
+    return config
+
+@hookimpl
+def node_overrides(config):
+    return [NodeOverride(target=RMSNorm.Config, factory=factory, fqns=["norm"])]
+"""
+)
+
+BROKEN_OVERRIDES = [
+    ("return config", "raise KeyError('x')", ["its factory factory, given norm, raised KeyError: 'x'", ", line 7)"]),
+    ("return config", "return None", ["its factory factory, given norm, returned None"]),
+    ("fqns=", "kwargs={'eps': 1}, fqns=", ["raised TypeError", "'eps'"]),
+    ("factory=factory", "factory=lambda config: config", ["is no function at the top level of a module"]),
+    ("target=RMSNorm.Config", "target=RMSNorm", ["which is no class of configurations"]),
+    ("target=RMSNorm.Config", "target='RMSNorm'", ["wants to replace 'RMSNorm'"]),
+    ('fqns=["norm"]', 'fqns="norm"', ["fqns is 'norm' and not a list"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "words"), BROKEN_OVERRIDES, ids=[new for _, new, _ in BROKEN_OVERRIDES])
+def test_override_that_cannot_work_is_reported_with_its_plugin(parse_job, install_plugin, old, new, words):
+    install_plugin("user", OVERRIDE.replace(old, new), module=f"override_{abs(hash(new))}")
+    outcome = parse_job('[plugins]\nenable = ["user"]\n')
+    assert outcome.status == 2
+    assert "1 problem\n  plugin user (user-dist 1.2.3): " in outcome.message
+    for word in words:
+        assert word in outcome.message
+
+
+@pytest.mark.parametrize("value", ["{module}:P", "{module}:nothing", "not a module!"])
+def test_entry_point_that_names_no_module_is_reported(parse_job, install_plugin, value):
+    module = f"entry_{abs(hash(value))}"
+    site = install_plugin("entry", IMPORT + "class P:\n    @hookimpl\n    def after_step(self): ...\n", module=module)
+    text = f"[torchtitan.plugins]\nentry = {value.format(module=module)}\n"
+    next(site.glob("*.dist-info/entry_points.txt")).write_text(text)
+    outcome = parse_job('[plugins]\nenable = ["entry"]\n')
+    assert outcome.status == 2
+    assert "plugin entry (entry-dist 1.2.3): " in outcome.message
+    assert value.format(module=module) in outcome.message
 
 
 def test_problem_that_is_a_string_is_reported(parse_job, install_plugin):

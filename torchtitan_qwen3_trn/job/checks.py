@@ -15,6 +15,7 @@ from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.job.checkpoints import check_checkpoint_folders
 from torchtitan_qwen3_trn.job.schema import LARGEST_INTEGER, integer_range, join
+from torchtitan_qwen3_trn.job.trial import silenced
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -238,12 +239,14 @@ def _folders(config: Any) -> list[Problem]:
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         what = f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})"
         return [Problem(where, what, "put the checkpoint's tokenizer.json and tokenizer_config.json there")]
-    tokenizer = path / "tokenizer.json"
     try:
-        if tokenizer.is_file():
-            json.loads(tokenizer.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return [Problem(where, f"{tokenizer} cannot be read: {error}", "download it again")]
+        with silenced():
+            tokenizer = config.tokenizer.build(tokenizer_path=str(path))
+    except Exception as error:
+        what = f"the tokenizer in {path} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return [Problem(where, what, "download it again")]
+    if tokenizer.get_vocab_size() == 0:
+        return [Problem(where, f"the tokenizer in {path} has no entries", "download it again")]
     return []
 
 
@@ -309,12 +312,19 @@ def _data(config: Any) -> list[Problem]:
                 close = difflib.get_close_matches(name, DATASETS, n=1)
                 fix = (f"did you mean {close[0]!r}? " if close else "") + f"known are {sorted(DATASETS)}"
                 problems.append(Problem(f"{where}.dataset", f"no dataset is called {source.dataset!r}", fix))
-            elif name == "c4_test" and source.dataset_path and not Path(source.dataset_path).exists():
+            elif name == "c4_test" and source.dataset_path and (reason := _no_text(Path(source.dataset_path))):
                 fix = "name a folder of JSON-lines files, or leave the key out for the bundled text"
-                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} does not exist", fix))
+                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} {reason}", fix))
             elif name == "c4_test" and source.dataset_path:
                 problems += _text_fields(f"{where}.dataset_path", Path(source.dataset_path))
     return problems
+
+
+def _no_text(folder: Path) -> str:
+    """Why nothing can be read from ``folder``; empty if something may."""
+    if not folder.is_dir():
+        return "is not a folder" if folder.exists() else "does not exist"
+    return "" if any(path.is_file() for path in folder.rglob("*")) else "holds no file"
 
 
 def _text_fields(where: str, folder: Path) -> list[Problem]:

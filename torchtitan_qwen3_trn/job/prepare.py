@@ -159,11 +159,15 @@ def _ask_plugins(
 def _choose_model(config: PluginTrainer.Config, plugins: ActivePlugins) -> bool:
     """Take the model of the plugin that has one for this job; whether there is any."""
     from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+    from torchtitan.protocols.model_spec import ModelSpec
 
     if config.model_spec is None:
         config.model_spec = plugins.call("model_spec", config=config)
     if config.model_spec is None:
         return False
+    if not isinstance(config.model_spec, ModelSpec):
+        what = f"a plugin gave {config.model_spec!r:.80} as the model, which is no ModelSpec of torchtitan"
+        raise JobError([Problem("plugins", what, f"the plugins asked are {plugins.names}")])
     cross_entropy = config.loss.loss_fn if isinstance(config.loss, ChunkedLossWrapper.Config) else config.loss
     if isinstance(cross_entropy, CrossEntropyLoss.Config) and cross_entropy.global_vocab_size is None:
         cross_entropy.global_vocab_size = getattr(config.model_spec.model, "vocab_size", None)

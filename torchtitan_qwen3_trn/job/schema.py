@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import json
 import re
 import types
@@ -149,8 +150,12 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(json.dumps(value) for value in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(arg) for arg in args if arg is not type(None)))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(json.dumps(member.value, default=str) for member in hint)
     if origin in (list, tuple):
         element = describe(args[0]) if args else "anything"
+        if origin is tuple and len(set(args)) == 1:
+            return f"a list of {len(args)} {element.removeprefix('an ').removeprefix('a ')}s"
         return f"a list of {element.removeprefix('an ').removeprefix('a ')}s" if " or " not in element else "a list"
     return _TYPE_NAMES.get(origin or hint, "a table" if is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
 
