@@ -13,6 +13,13 @@ from torchtitan_qwen3_trn.assets import tokenizer_path
 
 TOKENIZER = tokenizer_path() / "tokenizer.json"
 
+GROUP = """
+[[optimizer.param_groups]]
+pattern = "{}"
+optimizer_name = "{}"
+optimizer_kwargs = {{{}}}
+"""
+
 # (lines put in, words the message must contain)
 BAD_KEYS = [
     ("[trainning]\nsteps = 1", ["trainning: unknown key", "did you mean 'training'"]),
@@ -47,6 +54,15 @@ BAD_KEYS = [
     ("[lr_scheduler]\ndecay_ratio = 7.0", ["lr_scheduler.decay_ratio: 7.0", "from 0 to 1"]),
     ("[optimizer]\nlr = -1.0", ["optimizer.lr: -1.0"]),
     ("[optimizer]\nbetas = [0.9, 1.5]", ["optimizer.betas"]),
+    ("[optimizer]\nbetas = [0.9]", ["optimizer.betas: expected a list of 2 numbers, found the list [0.9]"]),
+    (GROUP.format("(", "AdamW", ""), ["optimizer.param_groups[0].pattern: '(' is no regular expression"]),
+    (GROUP.format(".*", "SGD", ""), ["optimizer.param_groups[0].optimizer_name: torchtitan has no optimizer 'SGD'", "AdamW"]),
+    (GROUP.format(".*", "AdamW", "lrr = 1.0"), ["optimizer.param_groups[0].optimizer_kwargs.lrr: AdamW has no such option", "'lr'"]),
+    (GROUP.format(".*", "AdamW", "lr = 'x'"), ["optimizer.lr: expected a number, found the string \"x\""]),
+    (GROUP.format(".*", "AdamW", "betas = 0.9"), ["optimizer.betas: expected a list of 2 numbers"]),
+    (GROUP.format("norm", "AdamW", ""), ["optimizer.param_groups: no pattern matches", "tok_embeddings.weight"]),
+    (GROUP.format("nor", "AdamW", "") + GROUP.format("norm", "AdamW", "") + GROUP.format(".*", "Adam", ""),
+     ["1 problem\n", "optimizer.param_groups[1].pattern: 'norm' matches no parameter"]),
     ('[optimizer]\nname = "SGD"', ["optimizer.name", '"AdamW"']),
     ("[parallelism]\ntensor_parallel_degree = 0", ["parallelism.tensor_parallel_degree: 0"]),
     ("[parallelism]\ndata_parallel_shard_degree = -2", ["parallelism.data_parallel_shard_degree: -2"]),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.job.checkpoints import check_checkpoint_folders
+from torchtitan_qwen3_trn.job.optimizer_checks import check_optimizer
 from torchtitan_qwen3_trn.job.schema import LARGEST_INTEGER, integer_range, join
 from torchtitan_qwen3_trn.job.trial import silenced
 
@@ -57,7 +58,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
 
 def check_config(config: PluginTrainer.Config, machine: Machine, known: set[str]) -> list[Problem]:
     """Every problem of ``config`` on ``machine``; keys in ``known`` were reported already and are skipped."""
-    problems = [*_sizes(config), *_optimizer(config)]
+    problems = [*_sizes(config), *check_optimizer(config)]
     if not any(problem.where.startswith("parallelism.") for problem in problems):
         problems += _world_size(config, machine)
         problems += _batches(config, machine)
@@ -113,24 +114,6 @@ def _sizes(config: Any) -> list[Problem]:
             value = getattr(getattr(config, section), key, None)
             if value is not None and not accepts(value):
                 problems.append(Problem(path, f"{value} is not possible", f"it {requirement}"))
-    return problems
-
-
-def _optimizer(config: Any) -> list[Problem]:
-    problems = []
-    for index, group in enumerate(config.optimizer.param_groups):
-        where = "optimizer" if len(config.optimizer.param_groups) == 1 else f"optimizer.param_groups[{index}]"
-        settings = group.optimizer_kwargs
-        if not 0 < settings.get("lr", 1) < math.inf:
-            problems.append(Problem(f"{where}.lr", f"{settings['lr']} is not possible", "it must be positive"))
-        for key in ("eps", "weight_decay"):
-            if not 0 <= settings.get(key, 0) < math.inf:
-                problems.append(
-                    Problem(f"{where}.{key}", f"{settings[key]} is not possible", "it must not be negative")
-                )
-        betas = settings.get("betas", (0.9, 0.95))
-        if not all(0 <= beta < 1 for beta in betas):
-            problems.append(Problem(f"{where}.betas", f"{list(betas)} is not possible", "each must be in [0, 1)"))
     return problems
 
 

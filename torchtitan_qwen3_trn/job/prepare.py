@@ -14,6 +14,7 @@ from torchtitan_qwen3_trn.hooks import Machine, NodeOverride
 from torchtitan_qwen3_trn.job.checkpoints import check_resumed_model
 from torchtitan_qwen3_trn.job.checks import check_config, data_parallel_degree, impossible_numbers
 from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.job.optimizer_checks import check_groups_against_model
 from torchtitan_qwen3_trn.plugins import ActivePlugins, PluginError, choose, load
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def prepare(
     _accumulate_gradients(config, machine)
     try:
         problems += _ask_plugins(config, plugins, machine, some_missing=bool(plugin_problems))
-        problems += check_resumed_model(config) if not problems else []
+        problems += [*check_groups_against_model(config), *check_resumed_model(config)] if not problems else []
     except JobError as error:
         problems += error.problems
     except PluginError as error:

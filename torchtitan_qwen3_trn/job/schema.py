@@ -93,7 +93,8 @@ def check_value(hint: Any, raw: Any, path: str, problems: list[Problem]) -> Any:
         return TypeAdapter(hint).validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
-        inside = "".join(f"[{part}]" for part in fault["loc"] if isinstance(part, int))
+        given = fault["loc"] if fault["type"] != "missing" else ()
+        inside = "".join(f"[{part}]" for part in given if isinstance(part, int))
         what = f"expected {describe(hint)}, found {show(raw)}"
         problems.append(Problem(path + inside, what, _suggest_value(hint, raw)))
         return _REJECTED
