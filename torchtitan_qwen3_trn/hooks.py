@@ -4,6 +4,9 @@ A plugin is a module named by an entry point of the group ``torchtitan.plugins``
 below, marked with ``@hookimpl``, and may define a dataclass called ``Options`` whose fields are what a job file can
 set under ``[plugins.<name>]``. An implementation takes the arguments it needs, by name; it may leave out the others.
 
+An implementation that raises before training starts ends the job with one message that names plugin, hook, exception
+and line; in training the exception comes with its traceback.
+
 ``config`` is always the job's :class:`~torchtitan_qwen3_trn.trainer.PluginTrainer.Config`; a plugin finds its own
 options with ``config.plugins.options(Options)``.
 """

@@ -107,18 +107,27 @@ class ActivePlugins:
         with self._named_failures(hook):
             return getattr(self.manager.hook, hook)(**arguments)
 
-    def call_each(self, hook: str, of: type[_Item], **arguments: Any) -> list[tuple[LoadedPlugin, list[_Item]]]:
-        """Call ``hook``, which returns a list ``of`` something, in loading order and keep whose result is whose.
+    def call_each(
+        self, hook: str, of: type[_Item], **arguments: Any
+    ) -> tuple[list[tuple[LoadedPlugin, list[_Item]]], list[Problem]]:
+        """Call ``hook``, which returns a list ``of`` something, on one plugin after the other in loading order.
 
-        Raises as :meth:`call`, and `JobError` for a result that is no such list.
+        Returns:
+            Which plugin returned what, and the problems of those that raised or returned no such list.
         """
-        results = []
+        results: list[tuple[LoadedPlugin, list[_Item]]] = []
+        problems: list[Problem] = []
         for plugin in self.loaded:
             others = [other.module for other in self.loaded if other is not plugin]
-            with self._named_failures(hook):
-                found = self.manager.subset_hook_caller(hook, others)(**arguments)
-            results += [(plugin, _listed(result, of, hook, plugin)) for result in found]
-        return results
+            try:
+                with self._named_failures(hook):
+                    found = self.manager.subset_hook_caller(hook, others)(**arguments)
+                results += [(plugin, _listed(result, of, hook, plugin)) for result in found]
+            except JobError as error:
+                problems += error.problems
+            except PluginError as error:
+                problems.append(error.problem)
+        return results, problems
 
     @contextlib.contextmanager
     def _named_failures(self, hook: str) -> Iterator[None]:

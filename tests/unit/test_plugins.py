@@ -177,6 +177,18 @@ def test_plugin_that_cannot_be_used_does_not_hide_what_is_wrong_with_the_job(par
         assert word in outcome.message
 
 
+def test_plugin_that_fails_does_not_silence_the_others(parse_job, install_plugin):
+    install_plugin("first", IMPORT + "@hookimpl\ndef check_job(config): 1 / 0\n", module="first_checks")
+    raising = "from torchtitan_qwen3_trn.errors import JobError, Problem\n" + IMPORT
+    raising += "@hookimpl\ndef check_job(config): raise JobError([Problem('second', 'wrong')])\n"
+    install_plugin("second", raising, module="second_checks")
+    install_plugin("third", IMPORT + "@hookimpl\ndef node_overrides(config): return 5\n", module="third_overrides")
+    outcome = parse_job('[plugins]\nenable = ["first", "second", "third"]\n', "--training.seq_len", "8192")
+    assert outcome.status == 2
+    for word in ("ZeroDivisionError", "second: wrong", "node_overrides returned 5", "training.seq_len: 8192"):
+        assert word in outcome.message
+
+
 def test_plugin_that_is_left_out_is_not_asked(parse_job, install_plugin):
     source = IMPORT + "@hookimpl\ndef adjust_config(config): raise SystemExit(9)\nclass Options: ...\n"
     install_plugin("unfit", source, module="unfit_module")

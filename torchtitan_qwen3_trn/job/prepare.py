@@ -152,9 +152,8 @@ def _ask_plugins(
     problems, outcome = _plan_overrides(config, plugins, machine)
     if not problems and not some_missing:
         problems = _attention_without_backward(outcome, machine)
-    for _, found in plugins.call_each("check_job", Problem, config=config, machine=machine):
-        problems += found
-    return problems
+    checked, failures = plugins.call_each("check_job", Problem, config=config, machine=machine)
+    return [*problems, *failures, *(problem for _, found in checked for problem in found)]
 
 
 def _choose_model(config: PluginTrainer.Config, plugins: ActivePlugins) -> bool:
@@ -181,12 +180,13 @@ def _plan_overrides(
     """Register the overrides that plugins ask for; what is wrong with them, and what they make of ``config``."""
     from torchtitan_qwen3_trn.overrides import registration
 
+    asked, problems = plugins.call_each("node_overrides", NodeOverride, config=config, machine=machine)
     requests = [
         registration.Request(str(plugin.installed), plugin.installed.name, wanted)
-        for plugin, overrides in plugins.call_each("node_overrides", NodeOverride, config=config, machine=machine)
+        for plugin, overrides in asked
         for wanted in overrides
     ]
-    problems = registration.check_requests(requests, config)
+    problems += registration.check_requests(requests, config)
     if problems:
         return problems, config
     names = registration.register(requests)
