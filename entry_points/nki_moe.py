@@ -11,6 +11,7 @@ from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride, hookimpl
+from torchtitan_qwen3_trn.job.load import is_rank_zero
 from torchtitan_qwen3_trn.kernels.experts import experts as experts_operator
 from torchtitan_qwen3_trn.overrides import experts, kernel_checks
 from torchtitan_qwen3_trn.overrides.registration import matching_nodes
@@ -47,7 +48,8 @@ def node_overrides(config: PluginTrainer.Config) -> list[NodeOverride]:
     options = config.plugins.options(Options)
     every_expert = NodeOverride(target=GroupedExperts.Config, factory=experts.kernel_experts)
     if options.fqns is None and next(matching_nodes(every_expert, config), None) is None:
-        logger.info("nki-moe replaces nothing: the model has no experts")
+        if is_rank_zero():
+            logger.info("nki-moe replaces nothing: the model has no experts")
         return []
     return [
         NodeOverride(target=TokenChoiceTopKRouter.Config, factory=experts.static_router, fqns=options.fqns),

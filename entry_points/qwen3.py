@@ -9,7 +9,7 @@ from torchtitan_qwen3_trn.hooks import Machine, hookimpl
 from torchtitan_qwen3_trn.models import balancing
 from torchtitan_qwen3_trn.models.qwen3 import job
 from torchtitan_qwen3_trn.trainer import PluginTrainer
-from torchtitan_qwen3_trn.weights import import_check
+from torchtitan_qwen3_trn.weights import first_loss, import_check
 
 BACKENDS = ("native", "nki_moe")
 
@@ -30,9 +30,12 @@ def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
 
 @hookimpl
 def after_step(trainer: PluginTrainer, step: int) -> None:
-    """Log the loss that balances experts."""
-    if trainer.config.model.backend in BACKENDS:
-        balancing.log(trainer, step)
+    """Log the loss that balances experts; after the first step, warn if loaded weights look random."""
+    if trainer.config.model.backend not in BACKENDS:
+        return
+    balancing.log(trainer, step)
+    if first_loss.asks_for_published_weights(trainer.config):
+        first_loss.report_random_first_loss(trainer, step, job.expected_random_loss(trainer.config))
 
 
 @hookimpl

@@ -38,12 +38,14 @@ def _example(name: str) -> PluginTrainer.Config:
     from torchtitan_qwen3_trn.autoload import install_cpu_device_late
     from torchtitan_qwen3_trn.errors import JobError
     from torchtitan_qwen3_trn.job.load import load_job
+    from torchtitan_qwen3_trn.job.manager import message_on_command_line
 
     install_cpu_device_late()
     job = load_job(_examples_folder() / f"{name}.toml", sys.argv[1:])
     job.log()
     if job.problems:
-        raise JobError(job.problems, name)
+        with message_on_command_line():
+            raise JobError(job.problems, name)
     return job.config
 
 

@@ -4,6 +4,9 @@ A plugin is a module named by an entry point of the group ``torchtitan.plugins``
 below, marked with ``@hookimpl``, and may define a dataclass called ``Options`` whose fields are what a job file can
 set under ``[plugins.<name>]``. An implementation takes the arguments it needs, by name; it may leave out the others.
 
+An implementation that raises before training starts ends the job with one message that names plugin, hook, exception
+and line; in training the exception comes with its traceback.
+
 ``config`` is always the job's :class:`~torchtitan_qwen3_trn.trainer.PluginTrainer.Config`; a plugin finds its own
 options with ``config.plugins.options(Options)``.
 """
@@ -74,8 +77,9 @@ def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
 def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
     """Give the model of this job, or ``None`` when ``config.model.backend`` is not yours.
 
-    Called once on every rank after ``adjust_config``; the first result that is not ``None`` wins and becomes
-    ``config.model_spec``. Build configurations only, no tensors. ``config`` must not be changed. Raise
+    Called once on every rank after ``adjust_config``, on the plugin enabled last first, so that yours can take the
+    place of a route's; the first result that is not ``None`` wins and becomes ``config.model_spec``. Build
+    configurations only, no tensors. ``config`` must not be changed. Raise
     :class:`~torchtitan_qwen3_trn.errors.JobError` for what the user has to correct.
     """
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import keyword
+import traceback
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -30,6 +32,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
 }
 
 _Options = TypeVar("_Options")
+_Item = TypeVar("_Item")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,27 +98,36 @@ class ActivePlugins:
         return [plugin.installed.name for plugin in self.loaded]
 
     def call(self, hook: str, **arguments: Any) -> Any:
-        """Call ``hook`` on every plugin.
+        """Call ``hook`` on every plugin, the one enabled last first.
 
         Raises:
             JobError: as raised by an implementation.
-            RuntimeError: naming the plugin and its distribution when an implementation fails otherwise.
+            PluginError: an implementation fails otherwise.
         """
         with self._named_failures(hook):
             return getattr(self.manager.hook, hook)(**arguments)
 
-    def call_each(self, hook: str, **arguments: Any) -> list[tuple[LoadedPlugin, list[Any]]]:
-        """Call ``hook``, which returns a list, on one plugin after the other and keep whose result is whose.
+    def call_each(
+        self, hook: str, of: type[_Item], **arguments: Any
+    ) -> tuple[list[tuple[LoadedPlugin, list[_Item]]], list[Problem]]:
+        """Call ``hook``, which returns a list ``of`` something, on one plugin after the other in loading order.
 
-        Raises as :meth:`call`, and `JobError` for a result that is no list.
+        Returns:
+            Which plugin returned what, and the problems of those that raised or returned no such list.
         """
-        results = []
+        results: list[tuple[LoadedPlugin, list[_Item]]] = []
+        problems: list[Problem] = []
         for plugin in self.loaded:
             others = [other.module for other in self.loaded if other is not plugin]
-            with self._named_failures(hook):
-                found = self.manager.subset_hook_caller(hook, others)(**arguments)
-            results += [(plugin, _listed(result, hook, plugin)) for result in found]
-        return results
+            try:
+                with self._named_failures(hook):
+                    found = self.manager.subset_hook_caller(hook, others)(**arguments)
+                results += [(plugin, _listed(result, of, hook, plugin)) for result in found]
+            except JobError as error:
+                problems += error.problems
+            except PluginError as error:
+                problems.append(error.problem)
+        return results, problems
 
     @contextlib.contextmanager
     def _named_failures(self, hook: str) -> Iterator[None]:
@@ -127,23 +139,33 @@ class ActivePlugins:
             culprit = self._owner_of(error)
             if culprit is None:
                 raise
-            raise RuntimeError(f"{culprit.installed} failed in its hook {hook}: {error}") from error
+            raise PluginError(culprit.installed, hook, error) from error
 
     def _owner_of(self, error: BaseException) -> LoadedPlugin | None:
-        trace = error.__traceback__
-        while trace is not None:
-            name = trace.tb_frame.f_globals.get("__name__")
+        """The plugin in whose module, or a module inside it, the call that failed began."""
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            name = str(frame.f_globals.get("__name__"))
             for plugin in self.loaded:
-                if plugin.module.__name__ == name:
+                if name == plugin.module.__name__ or name.startswith(f"{plugin.module.__name__}."):
                     return plugin
-            trace = trace.tb_next
         return None
 
 
-def _listed(result: Any, hook: str, plugin: LoadedPlugin) -> list[Any]:
-    if isinstance(result, (list, tuple)):
+class PluginError(RuntimeError):
+    """An implementation of a hook has failed; the exception it raised is the cause."""
+
+    def __init__(self, plugin: InstalledPlugin, hook: str, error: Exception) -> None:
+        super().__init__(f"{plugin} failed in its hook {hook}: {type(error).__name__}: {error}")
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"failed in its hook {hook}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        self.problem = Problem(str(plugin), what, "repair it, or leave it out of this job")
+
+
+def _listed(result: Any, of: type[_Item], hook: str, plugin: LoadedPlugin) -> list[_Item]:
+    if isinstance(result, (list, tuple)) and all(isinstance(item, of) for item in result):
         return list(result)
-    what = f"its hook {hook} returned {type(result).__name__}, not a list"
+    found = f"a list with {result!r:.80}" if isinstance(result, (list, tuple)) else f"{result!r:.80}"
+    what = f"its hook {hook} returned {found} where a list of {of.__name__} is wanted"
     raise JobError([Problem(str(plugin.installed), what, "see torchtitan_qwen3_trn/hooks.py")])
 
 
@@ -197,22 +219,21 @@ def load(chosen: list[InstalledPlugin]) -> tuple[ActivePlugins, list[Problem]]:
     loaded, problems = [], []
     for plugin in chosen:
         try:
+            if EntryPoint.pattern.match(plugin.entry_point.value) is None:
+                raise ImportError("that is no import path")
             module = plugin.entry_point.load()
             manager.register(module, name=plugin.name)
         except (Exception, SystemExit) as error:
             what = f"cannot be loaded from {plugin.entry_point.value}: {type(error).__name__}: {error}"
-            problems.append(Problem(str(plugin), what, f"repair it, or set plugins.disable = [{plugin.name!r}]"))
+            problems.append(Problem(str(plugin), what, "repair it, or leave it out of this job"))
             continue
         candidate = LoadedPlugin(installed=plugin, module=module)
         defects = _defects(candidate)
         problems += defects
-        if not defects:
+        if defects:
+            manager.unregister(module)
+        else:
             loaded.append(candidate)
-    try:
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        what = f"implements a hook that does not exist: {error}"
-        problems.append(Problem(f"plugin {manager.get_name(error.plugin)}", what, f"hooks are {hook_names()}"))
     return ActivePlugins(loaded=loaded, manager=manager), problems
 
 
@@ -248,11 +269,22 @@ def _defects(plugin: LoadedPlugin) -> list[Problem]:
         return [Problem(str(installed), "its name is not one of letters, digits and hyphens that Python can use")]
     if installed.field_name in reserved:
         return [Problem(str(installed), f"its name is taken: [plugins] has a key {installed.field_name}")]
+    if not isinstance(plugin.module, ModuleType):
+        what = f"its entry point {installed.entry_point.value} names {plugin.module!r:.80}, not a module"
+        return [Problem(str(installed), what, "name the module that holds its hooks")]
     if options is not None and not is_dataclass(options):
         return [Problem(str(installed), "its Options is not a dataclass", "decorate it with @dataclass(kw_only=True)")]
     if not implemented_hooks(plugin.module):
         what = f"{plugin.module.__name__} implements no hook"
         return [Problem(str(installed), what, "mark its functions with @torchtitan_qwen3_trn.hooks.hookimpl")]
+    if unknown := sorted(set(implemented_hooks(plugin.module)) - set(hook_names())):
+        what = f"{plugin.module.__name__} implements a hook that does not exist: {', '.join(unknown)}"
+        return [Problem(str(installed), what, f"hooks are {', '.join(hook_names())}")]
+    try:
+        if options is not None:
+            typing.get_type_hints(options)
+    except Exception as error:
+        return [Problem(str(installed), f"a type in its Options cannot be resolved: {type(error).__name__}: {error}")]
     try:
         if options is not None:
             options()

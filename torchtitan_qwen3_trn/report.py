@@ -34,7 +34,7 @@ def log_startup(trainer: PluginTrainer) -> None:
     """Log one table on rank 0: model, size, route, plugins, overrides, parallel degrees, versions."""
     rows = startup_rows(trainer)
     if torch.distributed.get_rank() == 0:
-        logger.info("Job\n%s", render("Job", rows))
+        logger.info("Job\n%s", render(rows))
 
 
 def startup_rows(trainer: PluginTrainer) -> list[tuple[str, str]]:
@@ -88,9 +88,9 @@ def _overrides(config: PluginTrainer.Config) -> str:
     return ", ".join(counts) or "none"
 
 
-def render(title: str, rows: list[tuple[str, str]]) -> str:
+def render(rows: list[tuple[str, str]]) -> str:
     """A two-column table as plain text."""
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in rows:

@@ -107,16 +107,12 @@ class PluginTrainer(Trainer):
     pipeline parallelism only the last stage's is one; the others hold -1 per microbatch."""
 
     def __init__(self, config: Config) -> None:
-        from torchtitan_qwen3_trn.job.manager import end_with, is_command_line
+        from torchtitan_qwen3_trn.job.manager import message_on_command_line
         from torchtitan_qwen3_trn.job.prepare import prepare
         from torchtitan_qwen3_trn.report import log_startup
 
-        try:
+        with message_on_command_line():
             self.plugins = prepare(config)
-        except JobError as error:
-            if is_command_line():
-                end_with(error)
-            raise
         super().__init__(config)
         if self.device.type == "cpu":
             use_sum_reduction(self.model_parts)

@@ -27,10 +27,10 @@ from .isa_control import (
     sendrecv,
 )
 from .isa_dma import dma_compute, dma_copy, dma_transpose
+from .isa_reduce import tensor_partition_reduce, tensor_reduce, tensor_scalar_reduce
+from .isa_running import bn_aggr, bn_stats, tensor_scalar_cumulative, tensor_tensor_scan
 from .isa_scalar import activation, activation_reduce
 from .isa_select import (
-    bn_aggr,
-    bn_stats,
     local_gather,
     max8,
     nc_find_index8,
@@ -42,8 +42,6 @@ from .isa_select import (
     select_reduce,
     sequence_bounds,
     tensor_copy_predicated,
-    tensor_scalar_cumulative,
-    tensor_tensor_scan,
     topk,
 )
 from .isa_tensor import nc_matmul, nc_transpose
@@ -52,10 +50,7 @@ from .isa_vector import (
     reciprocal,
     scalar_tensor_tensor,
     tensor_copy,
-    tensor_partition_reduce,
-    tensor_reduce,
     tensor_scalar,
-    tensor_scalar_reduce,
     tensor_tensor,
 )
 

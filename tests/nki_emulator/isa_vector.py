@@ -1,4 +1,4 @@
-"""Vector Engine and its neighbours: copies, elementwise maths, reductions, scans."""
+"""Vector Engine and its neighbours: copies and elementwise maths."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from .isa_common import (
     pick_engine,
     read,
     read32,
-    reduce_cmd,
     same_elements,
-    same_partitions,
     scalar_operand,
     tile,
     write,
@@ -124,7 +122,7 @@ def tensor_tensor(
     a, b = read(data1, f"{where}: data1"), read(data2, f"{where}: data2")
     if found.bits is not None:
         check_integers("tensor_tensor", **tiles)
-        write(dst, _bit_result(found.bits(a.reshape(dst.shape), b.reshape(dst.shape)), dst), f"{where}: dst")
+        write(dst, bit_result(found.bits(a.reshape(dst.shape), b.reshape(dst.shape)), dst), f"{where}: dst")
     elif integers and on is engines.gpsimd and found.native is not None:
         result = found.native(a.reshape(dst.shape), b.reshape(dst.shape))
         write(dst, result.astype(dst.dtype.np), f"{where}: dst")
@@ -139,7 +137,7 @@ def tensor_tensor(
     return end(core, on, "tensor_tensor", cost.tensor_tensor(dst.per_partition, psum_inputs, fast), dst, data1, data2)
 
 
-def _bit_result(values: np.ndarray, dst: NkiTensor) -> np.ndarray:
+def bit_result(values: np.ndarray, dst: NkiTensor) -> np.ndarray:
     return values if values.dtype == dst.dtype.np else values.astype(dst.dtype.np)
 
 
@@ -179,7 +177,7 @@ def tensor_scalar(
         bits = read(data, f"{where}: data").reshape(dst.shape[0], -1)
         for op, operand, reverse, label in steps:
             bits = _bit_step(core, op, bits, operand, reverse, label, dst.shape[0])
-        write(dst, _bit_result(bits, dst), f"{where}: dst")
+        write(dst, bit_result(bits, dst), f"{where}: dst")
     else:
         x = read32(data, f"{where}: data")
         for op, operand, reverse, label in steps:
@@ -274,45 +272,6 @@ def scalar_tensor_tensor(
     return end(core, engines.vector, "scalar_tensor_tensor", cycles, dst, data, operand1)
 
 
-def tensor_reduce(
-    dst: NkiTensor,
-    op: Any,
-    data: NkiTensor,
-    axis: int | tuple[int, ...] | list[int],
-    negate: bool = False,
-    keepdims: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Reduce the last free dimensions."""
-    core = begin("tensor_reduce")
-    where = "nisa.tensor_reduce"
-    tile(core, "tensor_reduce", "dst", dst)
-    tile(core, "tensor_reduce", "data", data)
-    axes = sorted(a % data.ndim for a in ((axis,) if isinstance(axis, int) else tuple(axis)))
-    if not axes or axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
-        fail(f"{where}: axis", f"{axis} of {data!r}: must be the last free dimensions, without gaps and without 0")
-    found = as_op(op, f"{where}: op")
-    if found.reduce is None:
-        fail(f"{where}: op", f"{found!r} is not a legal reduction")
-    same_partitions("tensor_reduce", dst, data=data)
-    kept = int(np.prod(data.shape[1 : axes[0]], dtype=np.int64))
-    if dst.per_partition != kept:
-        fail(f"{where}: dst", f"{dst!r} has {dst.per_partition} elements per partition; the result has {kept}")
-    values = read(data, f"{where}: data").reshape(data.shape[0], kept, -1)
-    if found.bits is not None:
-        check_integers("tensor_reduce", dst=dst, data=data)
-        if negate:
-            fail(f"{where}: negate", "only with arithmetic operators")
-        write(dst, _bit_result(found.reduce(values, axis=2), dst), f"{where}: dst")
-    else:
-        with np.errstate(all="ignore"):
-            result = np.asarray(found.reduce(to_float32(values), axis=2), np.float32)
-        write32(dst, -result if negate else result, f"{where}: dst")
-    n = data.per_partition
-    fast = is_16_bit_float(dst, data) and found.name in ("add", "maximum")
-    return end(core, engines.vector, "tensor_reduce", cost.streaming(n // 2 if fast else n), data)
-
-
 def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst = 1 / data."""
     core = begin("reciprocal")
@@ -322,93 +281,3 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiI
     with np.errstate(all="ignore"):
         write32(dst, 1 / read32(data, "nisa.reciprocal: data"), "nisa.reciprocal: dst")
     return end(core, engines.vector, "reciprocal", cost.reciprocal(dst.per_partition), dst, data)
-
-
-def vector_accumulate(
-    core: Core,
-    instruction: str,
-    op: Op,
-    rows: np.ndarray,
-    command: reduce_cmd,
-    initial: Any,
-    result: NkiTensor | None,
-    negate: bool = False,
-) -> None:
-    """Row reductions into the Vector Engine's accumulator registers, one per partition, and reading them out."""
-    where = f"nisa.{instruction}: reduce_res"
-    p = rows.shape[0]
-    registers = core.vector_accumulator[:p]
-    run = op.arithmetic
-    assert run is not None
-    assert op.identity is not None
-    if command.name in ("reset", "reset_reduce"):
-        registers[:] = op.identity
-    elif command.name == "load_reduce":
-        if initial is None:
-            fail(f"nisa.{instruction}: reduce_cmd", "load_reduce needs an initial value")
-        registers[:] = np.broadcast_to(scalar_operand(core, instruction, "initial", initial, p), (p, 1))[:, 0]
-    if command.name in ("reduce", "reset_reduce", "load_reduce"):
-        assert op.reduce is not None
-        registers[:] = run(registers, op.reduce(rows, axis=1))
-    if result is not None:
-        tile(core, instruction, "reduce_res", result)
-        if result.shape[0] != p or result.size != p:
-            fail(where, f"{result!r} must have shape ({p}, 1)")
-        write32(result, (-registers if negate else registers).reshape(p, 1), where)
-        core.report.add("vector", f"{instruction} (read accumulator)", cost.MIN_II)
-
-
-def tensor_scalar_reduce(
-    dst: NkiTensor,
-    data: NkiTensor,
-    op0: Any,
-    operand0: Any,
-    reduce_op: Any,
-    reduce_res: NkiTensor | None = None,
-    reverse0: bool = False,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    reduce_init: Any = None,
-    reduce_res_negate: bool = False,
-    name: str | None = None,
-) -> NkiInstruction:
-    """dst = data op0 operand0, and a reduction of each row of it."""
-    core = begin("tensor_scalar_reduce")
-    where = "nisa.tensor_scalar_reduce"
-    tile(core, "tensor_scalar_reduce", "dst", dst)
-    tile(core, "tensor_scalar_reduce", "data", data)
-    same_elements("tensor_scalar_reduce", dst, data=data)
-    reducer = arithmetic(reduce_op, f"{where}: reduce_op")
-    if reducer.name not in ("add", "multiply", "maximum", "minimum"):
-        fail(f"{where}: reduce_op", f"{reducer!r}; add, multiply, maximum and minimum are possible")
-    x = scalar_step(
-        core,
-        "tensor_scalar_reduce",
-        arithmetic(op0, f"{where}: op0"),
-        read32(data, f"{where}: data"),
-        operand0,
-        reverse0,
-        "operand0",
-    )
-    write32(dst, x, f"{where}: dst")
-    vector_accumulate(core, "tensor_scalar_reduce", reducer, x, reduce_cmd, reduce_init, reduce_res, reduce_res_negate)
-    return end(core, engines.vector, "tensor_scalar_reduce", cost.streaming(dst.per_partition), dst, data)
-
-
-def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """Reduce over partitions into one row."""
-    core = begin("tensor_partition_reduce")
-    where = "nisa.tensor_partition_reduce"
-    tile(core, "tensor_partition_reduce", "dst", dst, MemoryRegion.sbuf)
-    tile(core, "tensor_partition_reduce", "data", data, MemoryRegion.sbuf)
-    if dst.shape[0] != 1 or dst.per_partition != data.per_partition:
-        fail(f"{where}: dst", f"{dst!r} must be one partition of {data.per_partition} elements")
-    found = as_op(op, f"{where}: op")
-    if found.name not in ("add", "maximum", "bitwise_or", "bitwise_and"):
-        fail(f"{where}: op", f"{found!r}; add, maximum, bitwise_or and bitwise_and are possible")
-    assert found.reduce is not None
-    if found.bits is not None:
-        check_integers("tensor_partition_reduce", dst=dst, data=data)
-        write(dst, _bit_result(found.reduce(read(data, where), axis=0), dst), f"{where}: dst")
-    else:
-        write32(dst, np.asarray(found.reduce(read32(data, where), axis=0), np.float32), f"{where}: dst")
-    return end(core, engines.gpsimd, "tensor_partition_reduce", cost.streaming(data.per_partition))

@@ -9,6 +9,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 from conftest import TINY_MODEL
 
+from torchtitan_qwen3_trn.assets import tokenizer_path
+
+TOKENIZER = tokenizer_path() / "tokenizer.json"
+
+GROUP = """
+[[optimizer.param_groups]]
+pattern = "{}"
+optimizer_name = "{}"
+optimizer_kwargs = {{{}}}
+"""
+
 # (lines put in, words the message must contain)
 BAD_KEYS = [
     ("[trainning]\nsteps = 1", ["trainning: unknown key", "did you mean 'training'"]),
@@ -20,11 +31,40 @@ BAD_KEYS = [
     ("[profiler]\nenable_profiling = 1", ["profiler.enable_profiling: expected true or false, found the integer 1"]),
     ('[debug]\nseed = ["a"]', ["debug.seed: expected an integer"]),
     ('[checkpoint]\nexport_dtype = "bfloat61"', ["checkpoint.export_dtype", '"bfloat16"', "did you mean"]),
-    ("[checkpoint]\ninterval = 0", ["checkpoint", "at least 1 step"]),
+    ("[checkpoint]\ninterval = 0", ["checkpoint.interval: the integer 0 is refused", "at least 1 step"]),
+    ("[checkpoint]\nkeep_latest_k = 1", ["checkpoint.keep_latest_k: the integer 1 is refused", "at least 2"]),
+    ("[checkpoint]\ninitial_load_path = 'here'", ["checkpoint.initial_load_path:", "must be an absolute path"]),
+    ("[checkpoint]\ninitial_load_in_hf = true\ninitial_load_model_only = false", ["checkpoint: ", "requires"]),
+    ("[checkpoint]\nenable = true\nload_step = 5", ["checkpoint.load_step:", "no complete checkpoint of step 5"]),
+    ("[profile.neuron.checkpoint]\ninterval = 0", ["profile.neuron.checkpoint.interval: the integer 0"]),
+    ("[validator]\nsteps = 0", ["1 problem\n", "validator.steps: the integer 0 is refused"]),
+    ("[debug]\nbatch_invariant = true", ["1 problem\n", "debug.batch_invariant: ", "pre-training"]),
+    ("[debug]\nseed = 9223372036854775808", ["debug.seed: 9223372036854775808 is out of range", "9223372036854775807"]),
+    ("[plugins]\nenable = ['safetensors-export']\n[plugins.safetensors-export]\nsteps = [1, 18446744073709551616]",
+     ["plugins.safetensors-export.steps: 18446744073709551616 is out of range"]),
+    ("[compile]\nenable = true\ncomponents = ['modell']", ["compile.components: 'modell'", "model and loss"]),
+    ("[compile]\nenable = true\nbackend = 'inductr'", ["compile.backend", "'inductr'", "inductor"]),
+    ("[profiler]\nenable_profiling = true\nprofile_freq = 2", ["profiler.profile_freq: 2 is less than", "at least 4"]),
+    ("[dataloader]\nnum_workers = 1\nprefetch_factor = 0", ["dataloader.prefetch_factor: 0"]),
+    ("[optimizer]\nweight_decay = nan", ["optimizer.weight_decay: nan"]),
+    ("[optimizer]\nlr = inf", ["optimizer.lr: inf"]),
+    ("[tokenizer]\nx = 1", ["tokenizer.x: unknown key; there are none"]),
+    ("[job]\nconfig_file = 'other.toml'", ["job.config_file: is this file"]),
     ("[lr_scheduler]\nwarmup_steps = -1", ["lr_scheduler.warmup_steps: -1"]),
     ("[lr_scheduler]\ndecay_ratio = 7.0", ["lr_scheduler.decay_ratio: 7.0", "from 0 to 1"]),
     ("[optimizer]\nlr = -1.0", ["optimizer.lr: -1.0"]),
     ("[optimizer]\nbetas = [0.9, 1.5]", ["optimizer.betas"]),
+    ("[optimizer]\nbetas = [0.9]", ["optimizer.betas: expected a list of 2 numbers, found the list [0.9]"]),
+    (GROUP.format("(", "AdamW", ""), ["optimizer.param_groups[0].pattern: '(' is no regular expression"]),
+    (GROUP.format(".*", "SGD", ""),
+     ["optimizer.param_groups[0].optimizer_name: torchtitan has no optimizer 'SGD'", "AdamW"]),
+    (GROUP.format(".*", "AdamW", "lrr = 1.0"),
+     ["optimizer.param_groups[0].optimizer_kwargs.lrr: AdamW has no such option", "'lr'"]),
+    (GROUP.format(".*", "AdamW", "lr = 'x'"), ["optimizer.lr: expected a number, found the string \"x\""]),
+    (GROUP.format(".*", "AdamW", "betas = 0.9"), ["optimizer.betas: expected a list of 2 numbers"]),
+    (GROUP.format("norm", "AdamW", ""), ["optimizer.param_groups: no pattern matches", "tok_embeddings.weight"]),
+    (GROUP.format("nor", "AdamW", "") + GROUP.format("norm", "AdamW", "") + GROUP.format(".*", "Adam", ""),
+     ["1 problem\n", "optimizer.param_groups[1].pattern: 'norm' matches no parameter"]),
     ('[optimizer]\nname = "SGD"', ["optimizer.name", '"AdamW"']),
     ("[parallelism]\ntensor_parallel_degree = 0", ["parallelism.tensor_parallel_degree: 0"]),
     ("[parallelism]\ndata_parallel_shard_degree = -2", ["parallelism.data_parallel_shard_degree: -2"]),
@@ -73,6 +113,10 @@ BAD_MODELS = [
     ("seq_len = 64", "seq_len = -64", ["training.seq_len: -64"]),
     ("seq_len = 64", "seq_len = 8192", ["training.seq_len: 8192 is beyond the 4096 positions"]),
     ("steps = 3", "steps = 0", ["training.steps: 0"]),
+    ("steps = 3", "steps = 9223372036854775808", ["training.steps: 9223372036854775808 is out of range"]),
+    ("n_layers = 2", "n_layers = 1000000000", ["model.n_layers: 1000000000", "at most 10000"]),
+    ("n_layers = 2", "n_layers = 1000000000\nbackend = 'huggingface_v5'", ["model.n_layers: 1000000000"]),
+    ('mode = "none"', 'mode = "memory_budget"', ["1 problem\n", "activation_checkpoint: Memory budget"]),
     ("local_batch_size = 2", "local_batch_size = -2", ["training.local_batch_size: -2"]),
     ("local_batch_size = 2", "local_batch_size = 2\nglobal_batch_size = 3",
      ["training.global_batch_size: 3", "nearest is 2"]),
@@ -170,11 +214,31 @@ def test_text_without_the_field_text_is_reported(parse_job, tmp_path):
     )
 
 
-def test_broken_tokenizer_is_named(parse_job, tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{")
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer.json": "{"},
+        {"tokenizer.json": "[]"},
+        {"tokenizer.json": TOKENIZER.read_text(), "tokenizer_config.json": "{"},
+        {"vocab.json": "{"},
+        {"vocab.json": "{}"},
+    ],
+    ids=["no JSON", "no tokenizer", "no JSON beside it", "no vocabulary", "empty vocabulary"],
+)
+def test_broken_tokenizer_is_named(parse_job, tmp_path, files):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     outcome = parse_job(base=TINY_MODEL.replace("[model]", f'[model]\nhf_assets_path = "{tmp_path}"'))
     assert outcome.status == 2
-    assert f"{tmp_path}/tokenizer.json cannot be read" in outcome.message
+    assert f"model.hf_assets_path: the tokenizer in {tmp_path} " in outcome.message
+
+
+def test_dataset_path_without_text_is_reported(parse_job, tmp_path):
+    (tmp_path / "text").mkdir()
+    message = parse_job(f'[dataloader]\ndataset_path = "{tmp_path}/text"\n').message
+    assert f"dataloader.dataset_path: {tmp_path}/text holds no file" in message
+    message = parse_job(f'[dataloader]\ndataset_path = "{tmp_path}/job.toml"\n').message
+    assert f"dataloader.dataset_path: {tmp_path}/job.toml is not a folder" in message
 
 
 def test_dump_folder_below_a_file_is_reported(parse_job, tmp_path):
@@ -256,10 +320,57 @@ def test_only_rank_zero_speaks(parse_job, monkeypatch):
     assert outcome.message == ""
 
 
+def test_pipeline_schedule_is_looked_up_before_anything_is_built(parse_job):
+    job = "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = '1F2B'\n"
+    outcome = parse_job(job, world_size=2)
+    assert outcome.status == 2
+    assert "parallelism.pipeline_parallel_schedule: Unknown schedule" in outcome.message
+    assert "1f2b" in outcome.message.lower()
+
+
+def test_seed_checkpoint_is_started_from(parse_job, tmp_path):
+    job = f"[job]\ndump_folder = '{tmp_path}/out'\n[checkpoint]\nenable = true\n"
+    with torch.device("meta"):
+        model = parse_job(job).config.model_spec.model.build()
+    tensors = {name: torch.zeros(value.shape) for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    for step, words in (("step-0", ""), ("step-4", "as a finished run leaves it")):
+        dcp.save(tensors, checkpoint_id=str(tmp_path / "out/checkpoint" / step), no_dist=True)
+        outcome = parse_job(job)
+        assert words in outcome.message
+        assert (outcome.status is None) == (not words)
+    assert parse_job(job, "--checkpoint.load_step", "0").status is None
+    outcome = parse_job(job, "--checkpoint.load_step", "2")
+    assert "no complete checkpoint of step 2; choose one of [0, 4]" in outcome.message
+    assert "incomplete (no .metadata)" not in outcome.log
+
+
+def test_interrupted_checkpoint_is_named(parse_job, tmp_path):
+    (tmp_path / "out/checkpoint/step-7").mkdir(parents=True)
+    outcome = parse_job(f"[job]\ndump_folder = '{tmp_path}/out'\n[checkpoint]\nenable = true\n")
+    assert outcome.status is None
+    assert f"{tmp_path}/out/checkpoint/step-7 is incomplete (no .metadata)" in outcome.log
+
+
+def test_number_of_ranks_that_is_no_number_is_reported(parse_job, monkeypatch):
+    assert "WORLD_SIZE: 'two' is not a number of ranks" in parse_job(world_size="two").message
+    monkeypatch.delenv("NGPU", raising=False)
+    assert "NGPU: is not set" in parse_job("", "--comm.mode", "fake_backend").message
+    monkeypatch.setenv("NGPU", "0")
+    assert "NGPU: '0' is not a number of ranks" in parse_job("", "--comm.mode", "fake_backend").message
+
+
+def test_bad_flag_of_a_job_by_name_is_a_message(parse):
+    outcome = parse("--module", "torchtitan_qwen3_trn", "--config", "qwen3_moe", "--plugins.enable", "sdqa")
+    assert outcome.status == 2
+    assert "plugins.enable: no plugin is called 'sdqa'" in outcome.message
+
+
 @pytest.mark.parametrize(
     "flags",
     [
         ["--training.steps", "many"],
+        ["--training.steps", "9223372036854775808"],
+        ["--model.n_layers", "99999999999999999999"],
         ["--training.stepz", "1"],
         ["--validator.steps", "0"],
         ["--checkpoint.interval", "0"],

@@ -23,3 +23,9 @@ def test_plugins_table_shows_a_broken_plugin_and_fails(capsys, install_plugin):
     printed = capsys.readouterr().out
     assert "gather-free-rope" in printed
     assert "kaput" in printed
+
+
+def test_paths_stay_whole_where_no_terminal_sets_the_width(capsys, tmp_path):
+    folder = tmp_path / ("a-long-name-" * 12) / "[/model]"
+    assert main(["verify-weights", str(folder)]) == 1
+    assert f"{folder}: does not exist" in capsys.readouterr().out

@@ -146,6 +146,7 @@ def test_module_form_reads_the_same_early_flags(parse, monkeypatch):
 
 
 def test_configuration_made_in_python_is_completed_and_checked_too():
+    from torchtitan.components.optimizer import default_adamw
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
     from torchtitan_qwen3_trn.job.options import ModelOptions
@@ -158,6 +159,7 @@ def test_configuration_made_in_python_is_completed_and_checked_too():
         model=ModelOptions(flavor="debugmodel"),
         model_spec=model_spec(flavor("debugmodel"), flavor="mine"),
         dataloader=HuggingFaceTextDataLoader.Config(),
+        optimizer=default_adamw(),
     )
     prepare(config)
     assert config.model_spec.flavor == "mine"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+from conftest import TINY_MODEL
 
 from torchtitan_qwen3_trn import hooks
-from torchtitan_qwen3_trn.plugins import ROUTES, choose, hook_names, installed_plugins, load
+from torchtitan_qwen3_trn.plugins import ROUTES, PluginError, choose, hook_names, installed_plugins, load
 
 HELLO = """
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ BROKEN = [
     (HELLO.replace("@dataclass(kw_only=True)\n", ""), ["Options is not a dataclass"]),
     (HELLO.replace("times: int = 1", "times: int"), ["give every field a default"]),
     ("raise SystemExit(3)", ["cannot be loaded", "SystemExit"]),
+    ("def f(:", ["cannot be loaded", "SyntaxError", "line 1"]),
+    (HELLO.replace("times: int", "times: 'Integer'"), ["its Options cannot be resolved", "Integer"]),
+    (IMPORT + "@hookimpl\ndef model_spec(config): return 5", ["plugins: a plugin gave 5 as the model"]),
 ]  # fmt: skip
 
 
@@ -81,7 +85,7 @@ def test_broken_plugin_is_named_with_its_distribution(parse_job, install_plugin,
     install_plugin("broken", source, module=f"broken_{abs(hash(source))}")
     outcome = parse_job('[plugins]\nenable = ["broken"]\n')
     assert outcome.status == 2
-    assert "broken-dist 1.2.3" in outcome.message or "plugin broken" in outcome.message
+    assert "broken-dist 1.2.3" in outcome.message or "'broken'" in outcome.message
     for word in words:
         assert word in outcome.message
 
@@ -132,12 +136,65 @@ def test_plugin_may_not_take_the_name_of_a_key(parse_job, install_plugin):
     assert "its name is taken" in outcome.message
 
 
-def test_failure_inside_a_hook_names_plugin_and_hook(parse_job, install_plugin):
-    install_plugin(
-        "faulty", "from torchtitan_qwen3_trn.hooks import hookimpl\n@hookimpl\ndef adjust_config(config): 1 / 0\n"
+@pytest.mark.parametrize("hook", ["adjust_config", "model_spec", "node_overrides", "check_job"])
+def test_failure_inside_a_hook_names_plugin_hook_and_line(parse_job, install_plugin, hook):
+    module = f"faulty_{hook}"
+    site = install_plugin("faulty", IMPORT + f"@hookimpl\ndef {hook}(config):\n    1 / 0\n", module=module)
+    outcome = parse_job('[plugins]\nenable = ["faulty"]\n')
+    assert outcome.status == 2
+    assert f"plugin faulty (faulty-dist 1.2.3): failed in its hook {hook}: ZeroDivisionError" in outcome.message
+    assert f"({site / module}.py, line 4)" in outcome.message
+    assert "Traceback" not in outcome.message
+
+
+def test_failure_inside_a_hook_while_training_keeps_its_cause(install_plugin):
+    install_plugin("late", IMPORT + "@hookimpl\ndef after_step(step):\n    1 / 0\n", module="late_module")
+    active, _ = load(installed_plugins()["late"])
+    with pytest.raises(PluginError, match=r"plugin late \(late-dist 1\.2\.3\) failed in its hook after_step") as raised:
+        active.call("after_step", trainer=None, step=1)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_failure_in_a_module_of_a_plugin_package_names_the_plugin(install_plugin):
+    site = install_plugin("parcel", "", module="parcel_module_stub")
+    (site / "parcel_module").mkdir()
+    (site / "parcel_module/__init__.py").write_text("from parcel_module.inner import after_step\n")
+    info = next(site.glob("*.dist-info"))
+    (info / "entry_points.txt").write_text("[torchtitan.plugins]\nparcel = parcel_module\n")
+    (site / "parcel_module/inner.py").write_text(IMPORT + "@hookimpl\ndef after_step(step):\n    1 / 0\n")
+    active, _ = load(installed_plugins()["parcel"])
+    with pytest.raises(PluginError, match="plugin parcel"):
+        active.call("after_step", trainer=None, step=1)
+
+
+def test_plugin_that_cannot_be_used_does_not_hide_what_is_wrong_with_the_job(parse_job, install_plugin):
+    install_plugin("broken", "raise ValueError('kaput')", module="broken_beside_others")
+    outcome = parse_job(
+        '[plugins]\nenable = ["broken", "sdqa"]\n', base=TINY_MODEL.replace('"debugmodel"', '"72B"'), world_size=3
     )
-    with pytest.raises(RuntimeError, match=r"plugin faulty \(faulty-dist 1\.2\.3\) failed in its hook adjust_config"):
-        parse_job('[plugins]\nenable = ["faulty"]\n')
+    assert outcome.status == 2
+    for word in ("kaput", "'sdqa'", '"72B" is not a Qwen3 flavor'):
+        assert word in outcome.message
+
+
+def test_plugin_that_fails_does_not_silence_the_others(parse_job, install_plugin):
+    install_plugin("first", IMPORT + "@hookimpl\ndef check_job(config): 1 / 0\n", module="first_checks")
+    raising = "from torchtitan_qwen3_trn.errors import JobError, Problem\n" + IMPORT
+    raising += "@hookimpl\ndef check_job(config): raise JobError([Problem('second', 'wrong')])\n"
+    install_plugin("second", raising, module="second_checks")
+    install_plugin("third", IMPORT + "@hookimpl\ndef node_overrides(config): return 5\n", module="third_overrides")
+    outcome = parse_job('[plugins]\nenable = ["first", "second", "third"]\n', "--training.seq_len", "8192")
+    assert outcome.status == 2
+    for word in ("ZeroDivisionError", "second: wrong", "node_overrides returned 5", "training.seq_len: 8192"):
+        assert word in outcome.message
+
+
+def test_plugin_that_is_left_out_is_not_asked(parse_job, install_plugin):
+    source = IMPORT + "@hookimpl\ndef adjust_config(config): raise SystemExit(9)\nclass Options: ...\n"
+    install_plugin("unfit", source, module="unfit_module")
+    outcome = parse_job('[plugins]\nenable = ["unfit"]\n')
+    assert outcome.status == 2
+    assert "Options is not a dataclass" in outcome.message
 
 
 def test_hook_that_returns_no_list_is_reported(parse_job, install_plugin):
@@ -151,7 +208,62 @@ def test_hook_that_returns_no_list_is_reported(parse_job, install_plugin):
     install_plugin("five", source)
     outcome = parse_job('[plugins]\nenable = ["five"]\n')
     assert outcome.status == 2
-    assert "plugin five (five-dist 1.2.3): its hook node_overrides returned int, not a list" in outcome.message
+    assert "plugin five (five-dist 1.2.3): its hook node_overrides returned 5 where a list" in outcome.message
+
+
+OVERRIDE = (
+    IMPORT
+    + """
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan_qwen3_trn.hooks import NodeOverride
+
+def factory(config):
+    return config
+
+@hookimpl
+def node_overrides(config):
+    return [NodeOverride(target=RMSNorm.Config, factory=factory, fqns=["norm"])]
+"""
+)
+
+BROKEN_OVERRIDES = [
+    ("return config", "raise KeyError('x')", ["its factory factory, given norm, raised KeyError: 'x'", ", line 7)"]),
+    ("return config", "return None", ["its factory factory, given norm, returned None"]),
+    ("fqns=", "kwargs={'eps': 1}, fqns=", ["raised TypeError", "'eps'"]),
+    ("factory=factory", "factory=lambda config: config", ["is no function at the top level of a module"]),
+    ("target=RMSNorm.Config", "target=RMSNorm", ["which is no class of configurations"]),
+    ("target=RMSNorm.Config", "target='RMSNorm'", ["wants to replace 'RMSNorm'"]),
+    ('fqns=["norm"]', 'fqns="norm"', ["fqns is 'norm' and not a list"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "words"), BROKEN_OVERRIDES, ids=[new for _, new, _ in BROKEN_OVERRIDES])
+def test_override_that_cannot_work_is_reported_with_its_plugin(parse_job, install_plugin, old, new, words):
+    install_plugin("user", OVERRIDE.replace(old, new), module=f"override_{abs(hash(new))}")
+    outcome = parse_job('[plugins]\nenable = ["user"]\n')
+    assert outcome.status == 2
+    assert "1 problem\n  plugin user (user-dist 1.2.3): " in outcome.message
+    for word in words:
+        assert word in outcome.message
+
+
+@pytest.mark.parametrize("value", ["{module}:P", "{module}:nothing", "not a module!"])
+def test_entry_point_that_names_no_module_is_reported(parse_job, install_plugin, value):
+    module = f"entry_{abs(hash(value))}"
+    site = install_plugin("entry", IMPORT + "class P:\n    @hookimpl\n    def after_step(self): ...\n", module=module)
+    text = f"[torchtitan.plugins]\nentry = {value.format(module=module)}\n"
+    next(site.glob("*.dist-info/entry_points.txt")).write_text(text)
+    outcome = parse_job('[plugins]\nenable = ["entry"]\n')
+    assert outcome.status == 2
+    assert "plugin entry (entry-dist 1.2.3): " in outcome.message
+    assert value.format(module=module) in outcome.message
+
+
+def test_problem_that_is_a_string_is_reported(parse_job, install_plugin):
+    install_plugin("terse", IMPORT + "@hookimpl\ndef check_job(config): return ['too long']\n", module="terse_module")
+    outcome = parse_job('[plugins]\nenable = ["terse"]\n')
+    assert outcome.status == 2
+    assert "returned a list with ['too long'] where a list of Problem is wanted" in outcome.message
 
 
 def test_problems_of_check_job_end_the_job(parse_job, install_plugin):

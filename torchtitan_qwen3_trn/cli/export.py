@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         limit = parse_size(arguments.max_shard_size)
     except ValueError as error:
-        raise JobError([Problem("--max-shard-size", str(error))], "export") from error
+        raise JobError([Problem("--max-shard-size", str(error))]) from error
     export_checkpoint(
         arguments.checkpoint,
         arguments.out,

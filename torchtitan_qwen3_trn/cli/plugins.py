@@ -8,9 +8,9 @@ import json
 import typing
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from torchtitan_qwen3_trn.cli.table import print_table
 from torchtitan_qwen3_trn.job.schema import describe
 from torchtitan_qwen3_trn.plugins import (
     InstalledPlugin,
@@ -71,11 +71,10 @@ def _options(plugin: LoadedPlugin) -> list[dict[str, Any]]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    console = Console(soft_wrap=True)
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column()
     for row in rows:
         details = {
             "from": f"{row['distribution']} {row['version']}",
@@ -88,7 +87,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         }
         for index, (heading, text) in enumerate(details.items()):
             table.add_row("" if index else row["name"], heading, text, end_section=heading == list(details)[-1])
-    console.print(table)
+    print_table(table)
     for row in rows:
         if row["problem"]:
-            console.print(row["problem"], markup=False, highlight=False)
+            print(row["problem"])  # noqa: T201

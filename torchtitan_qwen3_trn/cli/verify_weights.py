@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
+
+from torchtitan_qwen3_trn.cli.table import print_table
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.weights.verify import Finding
@@ -47,4 +48,4 @@ def _print_table(findings: list[Finding]) -> None:
     table = Table("check", "outcome", "detail")
     for finding in findings:
         table.add_row(finding.check, finding.outcome, finding.detail)
-    Console(soft_wrap=True).print(table, markup=False, highlight=False)
+    print_table(table)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.load import is_rank_zero
 
 logger = logging.getLogger(__name__)
 
@@ -26,20 +27,19 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
     """Report what keeps the run from being continued or from loading the checkpoint it names, as far as files tell.
 
     torchtitan resumes from the newest checkpoint of ``dump_folder/checkpoint.folder`` if there is one; the last one
-    of a run holds, by default, the model only, and Hugging Face exports hold nothing else.
+    of a run holds, by default, the model only, and Hugging Face exports hold nothing else. That of step 0 is a seed
+    (``checkpoint.create_seed_checkpoint``) for a run to start from; torchtitan takes the model only from it.
     """
     checkpoint = config.checkpoint
     if not checkpoint.enable or "://" in checkpoint.folder + config.dump_folder:
         return []
     folder = Path(config.dump_folder, checkpoint.folder)
     newest = newest_checkpoint(folder, checkpoint.load_step)
-    _say_what_is_ignored(folder, newest)
+    _say_what_is_ignored(folder)
     if newest is not None:
         return _obstacles(newest, folder)
     if checkpoint.load_step != -1:
-        there = ", ".join(map(str, sorted(_complete_checkpoints(folder)))) or "none"
-        what = f"{folder} holds no complete checkpoint of step {checkpoint.load_step}"
-        return [Problem("checkpoint.load_step", what, f"there are {there}; -1 takes the newest")]
+        return [_no_such_step(checkpoint.load_step, folder)]
     source, where = checkpoint.initial_load_path, "checkpoint.initial_load_path"
     if not source or "://" in source:
         return []
@@ -124,25 +124,26 @@ def check_loaded_model(config: Any) -> list[Problem]:
     return [Problem(where, f"{source} is of another model: {', '.join(different[:_LISTED])}{more}", fix)]
 
 
-def _say_what_is_ignored(folder: Path, newest: Path | None) -> None:
+def _say_what_is_ignored(folder: Path) -> None:
     """torchtitan passes over a checkpoint whose saving was interrupted, and later writes over it."""
-    steps = [path for path in folder.glob("step-*") if path.is_dir()]
-    for path in steps if newest is None else ():
+    incomplete = [path for path in _steps(folder).values() if not _is_complete(path)]
+    for path in incomplete if is_rank_zero() else ():
         logger.warning("%s is incomplete (no .metadata), so it is not resumed from", path)
 
 
 def newest_checkpoint(folder: Path, load_step: int) -> Path | None:
     """The checkpoint in ``folder`` that torchtitan would resume from; ``load_step`` -1 takes the newest."""
-    valid = _complete_checkpoints(folder)
+    valid = {step: path for step, path in _steps(folder).items() if _is_complete(path)}
     return valid.get(load_step) if load_step != -1 else valid[max(valid)] if valid else None
 
 
-def _complete_checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints in ``folder`` that torchtitan takes for complete, by step."""
+def _steps(folder: Path) -> dict[int, Path]:
     paths = folder.iterdir() if folder.is_dir() else ()
-    steps = {int(found[1]): path for path in paths if (found := _STEP.fullmatch(path.name))}
-    marks = (".metadata", "model.safetensors.index.json")
-    return {step: path for step, path in steps.items() if any((path / mark).is_file() for mark in marks)}
+    return {int(found[1]): path for path in paths if (found := _STEP.fullmatch(path.name)) and path.is_dir()}
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    return any((checkpoint / name).is_file() for name in (".metadata", "model.safetensors.index.json"))
 
 
 def _obstacles(newest: Path, folder: Path) -> list[Problem]:
@@ -153,7 +154,14 @@ def _obstacles(newest: Path, folder: Path) -> list[Problem]:
         fix = f"remove {newest} to continue from the checkpoint before it"
         return [Problem("checkpoint.folder", fault, fix) for fault in faults]
     keys = FileSystemReader(newest).read_metadata().state_dict_metadata
-    return [] if any(key.startswith(_TRAIN_STATE) for key in keys) else [_finished(newest, folder)]
+    is_seed = newest.name == "step-0" and keys
+    return [] if is_seed or any(key.startswith(_TRAIN_STATE) for key in keys) else [_finished(newest, folder)]
+
+
+def _no_such_step(step: int, folder: Path) -> Problem:
+    steps = sorted(number for number, path in _steps(folder).items() if _is_complete(path))
+    fix = f"choose one of {steps}" if steps else "that folder holds no checkpoint; leave the key out"
+    return Problem("checkpoint.load_step", f"{folder} has no complete checkpoint of step {step}", fix)
 
 
 def _metadata(folder: Path) -> Metadata | str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.job.checkpoints import check_checkpoint_folders
+from torchtitan_qwen3_trn.job.optimizer_checks import check_optimizer
+from torchtitan_qwen3_trn.job.schema import LARGEST_INTEGER, integer_range, join
+from torchtitan_qwen3_trn.job.trial import silenced
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -52,7 +58,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
 
 def check_config(config: PluginTrainer.Config, machine: Machine, known: set[str]) -> list[Problem]:
     """Every problem of ``config`` on ``machine``; keys in ``known`` were reported already and are skipped."""
-    problems = [*_sizes(config), *_optimizer(config)]
+    problems = [*_sizes(config), *check_optimizer(config)]
     if not any(problem.where.startswith("parallelism.") for problem in problems):
         problems += _world_size(config, machine)
         problems += _batches(config, machine)
@@ -62,9 +68,23 @@ def check_config(config: PluginTrainer.Config, machine: Machine, known: set[str]
         *_output_folders(config),
         *_data(config),
         *_device(config, machine),
+        *_compilation(config),
+        *_profiler(config),
         *check_checkpoint_folders(config),
     ]
     return [problem for problem in problems if problem.where not in known]
+
+
+def impossible_numbers(section: Any, where: str = "") -> Iterator[Problem]:
+    """Numbers that nothing could be done with, in all sections; in a job file they were refused when it was read."""
+    for item in fields(section):
+        value, path = getattr(section, item.name), join(where, item.name)
+        if is_dataclass(value) and item.name != "model_spec":
+            yield from impossible_numbers(value, path)
+        elif isinstance(value, int) and not -LARGEST_INTEGER - 1 <= value <= LARGEST_INTEGER:
+            yield Problem(path, f"{value} is out of range", integer_range())
+        elif isinstance(value, float) and math.isnan(value):
+            yield Problem(path, "nan is not possible", "give a number")
 
 
 def data_parallel_degree(config: PluginTrainer.Config, machine: Machine) -> int:
@@ -94,24 +114,6 @@ def _sizes(config: Any) -> list[Problem]:
             value = getattr(getattr(config, section), key, None)
             if value is not None and not accepts(value):
                 problems.append(Problem(path, f"{value} is not possible", f"it {requirement}"))
-    return problems
-
-
-def _optimizer(config: Any) -> list[Problem]:
-    problems = []
-    for index, group in enumerate(config.optimizer.param_groups):
-        where = "optimizer" if len(config.optimizer.param_groups) == 1 else f"optimizer.param_groups[{index}]"
-        settings = group.optimizer_kwargs
-        if not settings.get("lr", 1) > 0:
-            problems.append(Problem(f"{where}.lr", f"{settings['lr']} is not possible", "it must be positive"))
-        for key in ("eps", "weight_decay"):
-            if settings.get(key, 0) < 0:
-                problems.append(
-                    Problem(f"{where}.{key}", f"{settings[key]} is not possible", "it must not be negative")
-                )
-        betas = settings.get("betas", (0.9, 0.95))
-        if not all(0 <= beta < 1 for beta in betas):
-            problems.append(Problem(f"{where}.betas", f"{list(betas)} is not possible", "each must be in [0, 1)"))
     return problems
 
 
@@ -169,6 +171,8 @@ def _batches(config: Any, machine: Machine) -> list[Problem]:
 
 def _pipeline_microbatches(config: Any) -> list[Problem]:
     stages, size = config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_microbatch_size
+    if stages > 1 and (problem := _pipeline_schedule(config.parallelism.pipeline_parallel_schedule)):
+        return [problem]
     microbatches = config.training.local_batch_size // max(size, 1)
     if stages == 1 or microbatches >= stages:
         return []
@@ -176,6 +180,16 @@ def _pipeline_microbatches(config: Any) -> list[Problem]:
         f"{config.training.local_batch_size} makes {microbatches} microbatches of {size} for {stages} pipeline stages"
     )
     return [Problem("training.local_batch_size", what, f"at least {stages * size}")]
+
+
+def _pipeline_schedule(name: str) -> Problem | None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    try:
+        get_schedule_class(name)
+    except ValueError as error:
+        return Problem("parallelism.pipeline_parallel_schedule", str(error))
+    return None
 
 
 def _sequence(config: Any) -> list[Problem]:
@@ -208,12 +222,14 @@ def _folders(config: Any) -> list[Problem]:
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         what = f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})"
         return [Problem(where, what, "put the checkpoint's tokenizer.json and tokenizer_config.json there")]
-    tokenizer = path / "tokenizer.json"
     try:
-        if tokenizer.is_file():
-            json.loads(tokenizer.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return [Problem(where, f"{tokenizer} cannot be read: {error}", "download it again")]
+        with silenced():
+            tokenizer = config.tokenizer.build(tokenizer_path=str(path))
+    except Exception as error:
+        what = f"the tokenizer in {path} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return [Problem(where, what, "download it again")]
+    if tokenizer.get_vocab_size() == 0:
+        return [Problem(where, f"the tokenizer in {path} has no entries", "download it again")]
     return []
 
 
@@ -235,6 +251,33 @@ def _output_folders(config: Any) -> list[Problem]:
     return problems[:1]
 
 
+def _compilation(config: Any) -> list[Problem]:
+    """Parts and back ends that torchtitan would pass over in silence, or look for when the first step begins."""
+    if not config.compile.enable:
+        return []
+    problems = [
+        Problem("compile.components", f"{name!r} is nothing that can be compiled", "choose from model and loss")
+        for name in config.compile.components
+        if name not in ("model", "loss")
+    ]
+    if config.compile.backend != "inductor":
+        from torch._dynamo import list_backends
+
+        if config.compile.backend not in list_backends(exclude_tags=None):
+            what = f"torch has no compiler back end {config.compile.backend!r}"
+            problems.append(Problem("compile.backend", what, f"choose one of {', '.join(list_backends())}"))
+    return problems
+
+
+def _profiler(config: Any) -> list[Problem]:
+    profiler = config.profiler
+    least = profiler.profiler_warmup + profiler.profiler_active
+    if not profiler.enable_profiling or profiler.profile_freq >= least:
+        return []
+    what = f"{profiler.profile_freq} is less than profiler_warmup + profiler_active = {least}"
+    return [Problem("profiler.profile_freq", what, f"at least {least}")]
+
+
 def _data(config: Any) -> list[Problem]:
     from torchtitan.hf_datasets.text_datasets import DATASETS
 
@@ -243,18 +286,28 @@ def _data(config: Any) -> list[Problem]:
         loaders.append(("validator.dataloader", config.validator.dataloader))
     problems = []
     for where, loader in loaders:
+        if loader.num_workers and loader.prefetch_factor is not None and loader.prefetch_factor < 1:
+            what = f"{loader.prefetch_factor} is not possible"
+            problems.append(Problem(f"{where}.prefetch_factor", what, "it must be positive"))
         for source in getattr(loader, "sources", None) or [loader]:
             name = source.dataset.lower()
             if name not in DATASETS:
                 close = difflib.get_close_matches(name, DATASETS, n=1)
                 fix = (f"did you mean {close[0]!r}? " if close else "") + f"known are {sorted(DATASETS)}"
                 problems.append(Problem(f"{where}.dataset", f"no dataset is called {source.dataset!r}", fix))
-            elif name == "c4_test" and source.dataset_path and not Path(source.dataset_path).exists():
+            elif name == "c4_test" and source.dataset_path and (reason := _no_text(Path(source.dataset_path))):
                 fix = "name a folder of JSON-lines files, or leave the key out for the bundled text"
-                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} does not exist", fix))
+                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} {reason}", fix))
             elif name == "c4_test" and source.dataset_path:
                 problems += _text_fields(f"{where}.dataset_path", Path(source.dataset_path))
     return problems
+
+
+def _no_text(folder: Path) -> str:
+    """Why nothing can be read from ``folder``; empty if something may."""
+    if not folder.is_dir():
+        return "is not a folder" if folder.exists() else "does not exist"
+    return "" if any(path.is_file() for path in folder.rglob("*")) else "holds no file"
 
 
 def _text_fields(where: str, folder: Path) -> list[Problem]:

@@ -13,6 +13,7 @@ from torchtitan_qwen3_trn.job.legacy import Table
 from torchtitan_qwen3_trn.job.options import Backend, JobOptions, ModelOptions
 from torchtitan_qwen3_trn.job.reader import JobFile, lay_over, read_job_file
 from torchtitan_qwen3_trn.job.schema import ValueProblems
+from torchtitan_qwen3_trn.job.trial import silenced
 from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, installed_plugins, load, plugins_config_type
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ def load_job(path: str | Path, args: list[str] | None = None) -> LoadedJob:
     table, notes = _with_profile(job, flag_value(args, "job.profile"))
     problems = list(job.problems)
     plugins = _load_plugins(table, args, problems)
-    base = default_config(plugins)
+    with silenced():
+        base = default_config(plugins)
+        problems += _file_problems(base, job)
     notes += _idle_options(table, plugins)
-    problems += _file_problems(base, job)
     config = _apply(base, table, [] if problems else problems)
     config = replace(config, job=replace(config.job, config_file=str(path)))
     return LoadedJob(config=config, problems=problems, notes=notes, warnings=job.warnings)

@@ -37,16 +37,20 @@ class JobConfigManager(ConfigManager):
         """
         args = sys.argv[1:] if args is None else args
         self._job: LoadedJob | None = None
-        if flag_value(args, JOB_FLAG) is None and not _bare_job_flag(args):
-            return self._prepared(super().parse_args(args))
+        try:
+            if flag_value(args, JOB_FLAG) is None and not _bare_job_flag(args):
+                return self._prepared(super().parse_args(args))
+            return self._parsed(args)
+        except JobError as error:
+            end_with(error)
+
+    def _parsed(self, args: list[str]) -> Any:
         try:
             with _speaking_on_rank_zero_only():
                 return super().parse_args(args)
-        except JobError as error:
-            end_with(error)
         except AssertionError as error:
             # Some of stock's configurations assert where others raise the ValueError that tyro reports.
-            end_with(JobError([Problem("command line", str(error) or "a value is not possible")]))
+            raise JobError([Problem("command line", str(error) or "a value is not possible")]) from error
 
     def _load_config(self, args: list[str]) -> tuple[object, list[str]]:
         path = flag_value(args, JOB_FLAG)
@@ -73,10 +77,7 @@ class JobConfigManager(ConfigManager):
         if isinstance(config, PluginTrainer.Config):
             from torchtitan_qwen3_trn.job.prepare import prepare
 
-            try:
-                prepare(config)
-            except JobError as error:
-                end_with(error)
+            prepare(config)
         return config
 
 
@@ -89,10 +90,16 @@ def end_with(error: JobError) -> NoReturn:
     raise SystemExit(EXIT_STATUS) from None
 
 
-def is_command_line() -> bool:
-    """Whether this process is ``python -m torchtitan.train``, whose user wants a message and no traceback."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name == "torchtitan.train"
+@contextlib.contextmanager
+def message_on_command_line() -> Iterator[None]:
+    """Let a `JobError` end ``python -m torchtitan.train``, whose user wants a message; others get the exception."""
+    try:
+        yield
+    except JobError as error:
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if spec is not None and spec.name == "torchtitan.train":
+            end_with(error)
+        raise
 
 
 def _refuse_contradictions(path: str | None, args: list[str]) -> None:

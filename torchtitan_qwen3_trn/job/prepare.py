@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.hooks import Machine
+from torchtitan_qwen3_trn.hooks import Machine, NodeOverride
 from torchtitan_qwen3_trn.job.checkpoints import check_loaded_model
-from torchtitan_qwen3_trn.job.checks import check_config, data_parallel_degree
+from torchtitan_qwen3_trn.job.checks import check_config, data_parallel_degree, impossible_numbers
 from torchtitan_qwen3_trn.job.load import is_rank_zero
-from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, load
+from torchtitan_qwen3_trn.job.optimizer_checks import check_groups_against_model
+from torchtitan_qwen3_trn.plugins import ActivePlugins, PluginError, choose, load
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -43,21 +44,20 @@ def prepare(
     if config.prepared:
         _stop_on(problems, source)
         return plugins
+    if numbers := list(impossible_numbers(config)):
+        _stop_on([*problems, *numbers], source)
     machine = this_machine(config)
-    problems += _absent_accelerator(config, machine)
+    problems += [*_launch_problems(config), *_absent_accelerator(config, machine)]
     use_bundled_assets(config)
     problems += check_config(config, machine, known={problem.where for problem in problems})
     _accumulate_gradients(config, machine)
     try:
-        if not plugin_problems:
-            plugins.call("adjust_config", config=config, machine=machine)
-            _choose_model(config, plugins)
-            problems += _plan_overrides(config, plugins, machine)
-            for found in plugins.call("check_job", config=config, machine=machine):
-                problems += found
-            problems += check_loaded_model(config) if not problems else []
+        problems += _ask_plugins(config, plugins, machine, some_missing=bool(plugin_problems))
+        problems += [*check_groups_against_model(config), *check_loaded_model(config)] if not problems else []
     except JobError as error:
         problems += error.problems
+    except PluginError as error:
+        problems.append(error.problem)
     _stop_on(problems, source)
     config.prepared = True
     return plugins
@@ -74,15 +74,35 @@ def this_machine(config: PluginTrainer.Config) -> Machine:
     """Device and number of ranks, from the launcher's environment (``NGPU`` when the ranks are simulated)."""
     from torchtitan.tools import utils
 
-    simulated = config.comm.mode in ("fake_backend", "local_tensor")
-    ranks = os.environ.get("NGPU" if simulated else "WORLD_SIZE", "1")
-    return Machine(device_type=utils.device_type, world_size=int(ranks) if ranks.isdigit() else 1)
+    ranks = os.environ.get("NGPU" if _is_simulated(config) else "WORLD_SIZE", "1")
+    return Machine(device_type=utils.device_type, world_size=int(ranks) if _is_count(ranks) else 1)
+
+
+def _launch_problems(config: PluginTrainer.Config) -> list[Problem]:
+    """What the environment says of ranks and is no number: torchtitan reads it when folders and logs exist already."""
+    counts = ["NGPU"] if _is_simulated(config) else ["WORLD_SIZE"]
+    problems = [
+        Problem(name, f"{value!r} is not a number of ranks", "set this environment variable to 1 or more")
+        for name in counts
+        if not _is_count(value := os.environ.get(name, "1"))
+    ]
+    if _is_simulated(config) and "NGPU" not in os.environ:
+        what = f"is not set, and comm.mode = {config.comm.mode!r} simulates that many ranks"
+        problems.append(Problem("NGPU", what, "set this environment variable, for instance NGPU=64"))
+    return problems
+
+
+def _is_simulated(config: PluginTrainer.Config) -> bool:
+    return config.comm.mode in ("fake_backend", "local_tensor")
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
 
 
 def _absent_accelerator(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
     """A host made for an accelerator on which none answers must not train the small CPU profile instead."""
-    simulated = config.comm.mode in ("fake_backend", "local_tensor")
-    if machine.device_type != "cpu" or config.job.profile != "auto" or simulated:
+    if machine.device_type != "cpu" or config.job.profile != "auto" or _is_simulated(config):
         return []
     signs = {
         "torch-neuronx is installed": importlib.util.find_spec("torch_neuronx") is not None,
@@ -120,30 +140,55 @@ def _accumulate_gradients(config: PluginTrainer.Config, machine: Machine) -> Non
         training.global_batch_size = steps * training.local_batch_size * data_parallel_degree(config, machine)
 
 
-def _choose_model(config: PluginTrainer.Config, plugins: ActivePlugins) -> None:
+def _ask_plugins(
+    config: PluginTrainer.Config, plugins: ActivePlugins, machine: Machine, *, some_missing: bool
+) -> list[Problem]:
+    """Let the plugins complete ``config`` and check it; ``some_missing`` was reported, and so is not what follows."""
+    plugins.call("adjust_config", config=config, machine=machine)
+    if not _choose_model(config, plugins):
+        what = f"none of the enabled plugins {plugins.names} offers a model for it"
+        missing = Problem(f"model.backend = {config.model.backend!r}", what, "enable one that does")
+        return [] if some_missing else [missing]
+    problems, outcome = _plan_overrides(config, plugins, machine)
+    if not problems and not some_missing:
+        problems = _attention_without_backward(outcome, machine)
+    checked, failures = plugins.call_each("check_job", Problem, config=config, machine=machine)
+    return [*problems, *failures, *(problem for _, found in checked for problem in found)]
+
+
+def _choose_model(config: PluginTrainer.Config, plugins: ActivePlugins) -> bool:
+    """Take the model of the plugin that has one for this job; whether there is any."""
     from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+    from torchtitan.protocols.model_spec import ModelSpec
 
     if config.model_spec is None:
         config.model_spec = plugins.call("model_spec", config=config)
     if config.model_spec is None:
-        what = f"none of the enabled plugins {plugins.names} offers a model for it"
-        raise JobError([Problem(f"model.backend = {config.model.backend!r}", what, "enable one that does")])
+        return False
+    if not isinstance(config.model_spec, ModelSpec):
+        what = f"a plugin gave {config.model_spec!r:.80} as the model, which is no ModelSpec of torchtitan"
+        raise JobError([Problem("plugins", what, f"the plugins asked are {plugins.names}")])
     cross_entropy = config.loss.loss_fn if isinstance(config.loss, ChunkedLossWrapper.Config) else config.loss
     if isinstance(cross_entropy, CrossEntropyLoss.Config) and cross_entropy.global_vocab_size is None:
         cross_entropy.global_vocab_size = getattr(config.model_spec.model, "vocab_size", None)
+    return True
 
 
-def _plan_overrides(config: PluginTrainer.Config, plugins: ActivePlugins, machine: Machine) -> list[Problem]:
+def _plan_overrides(
+    config: PluginTrainer.Config, plugins: ActivePlugins, machine: Machine
+) -> tuple[list[Problem], PluginTrainer.Config]:
+    """Register the overrides that plugins ask for; what is wrong with them, and what they make of ``config``."""
     from torchtitan_qwen3_trn.overrides import registration
 
+    asked, problems = plugins.call_each("node_overrides", NodeOverride, config=config, machine=machine)
     requests = [
         registration.Request(str(plugin.installed), plugin.installed.name, wanted)
-        for plugin, overrides in plugins.call_each("node_overrides", config=config, machine=machine)
+        for plugin, overrides in asked
         for wanted in overrides
     ]
-    problems = registration.check_requests(requests, config)
+    problems += registration.check_requests(requests, config)
     if problems:
-        return problems
+        return problems, config
     names = registration.register(requests)
     config.override.imports = [*config.override.imports, *(entry for entry, _ in names)]
     outcome, counts, problems = registration.try_out(config)
@@ -151,7 +196,7 @@ def _plan_overrides(config: PluginTrainer.Config, plugins: ActivePlugins, machin
     for target, count in counts.items():
         name = plugin_of.get(target, target)
         config.planned_overrides[name] = config.planned_overrides.get(name, 0) + count
-    return problems or _attention_without_backward(outcome, machine)
+    return problems, outcome
 
 
 def _attention_without_backward(outcome: PluginTrainer.Config, machine: Machine) -> list[Problem]:

@@ -44,6 +44,9 @@ def read_job_file(path: Path) -> JobFile:
     profiles = raw.pop("profile", {})
     job = JobFile(path=path, table={})
     job.table = _translated(raw, "", job)
+    if "config_file" in (job.table.get("job") or {}):
+        what, fix = "is this file, which cannot name another one", "remove it"
+        job.problems.append(Problem("job.config_file", what, fix))
     if not isinstance(profiles, dict):
         job.problems.append(Problem("profile", f"expected tables [profile.<device>], found {show(profiles)}"))
         return job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import json
 import re
 import types
@@ -16,8 +17,12 @@ import tyro
 from pydantic import TypeAdapter, ValidationError
 
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.trial import refusal
 
 _T = TypeVar("_T")
+
+LARGEST_INTEGER = 2**63 - 1
+"""Integers of a job end up in 64 bits, in tensors, checkpoints and counters of torch."""
 
 _TYPE_NAMES: dict[Any, str] = {
     bool: "true or false",
@@ -54,11 +59,15 @@ def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: li
                 values[name] = checked
     if not values:
         return instance
-    try:
+    if (objection := refusal(instance, values)) is None:
         return replace(instance, **values)  # type: ignore[type-var]
-    except (ValueError, AssertionError, NotImplementedError) as error:
-        report_combination(problems, Problem(where, str(error)))
-        return instance
+    guilty = [name for name in values if refusal(instance, {name: values[name]}) == objection]
+    if len(guilty) == 1:
+        problem = Problem(join(where, guilty[0]), f"{show(values[guilty[0]])} is refused: {objection}")
+    else:
+        problem = Problem(where, objection)
+    report_combination(problems, problem)
+    return instance
 
 
 class ValueProblems(list[Problem]):
@@ -76,22 +85,37 @@ _REJECTED: Any = object()
 
 def check_value(hint: Any, raw: Any, path: str, problems: list[Problem]) -> Any:
     """``raw`` as a value of the type ``hint``; on a mismatch append a problem and return a rejection mark."""
+    if (large := next(_large_integers(raw), None)) is not None:
+        problems.append(Problem(path, f"{large} is out of range", integer_range()))
+        return _REJECTED
     try:
         # JSON mode is the one in which a strict check still takes a list for a tuple: TOML has no tuples either.
         return TypeAdapter(hint).validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
-        inside = "".join(f"[{part}]" for part in fault["loc"] if isinstance(part, int))
+        given = fault["loc"] if fault["type"] != "missing" else ()
+        inside = "".join(f"[{part}]" for part in given if isinstance(part, int))
         what = f"expected {describe(hint)}, found {show(raw)}"
         problems.append(Problem(path + inside, what, _suggest_value(hint, raw)))
         return _REJECTED
+
+
+def integer_range() -> str:
+    """The remedy for an integer that is none of torch's."""
+    return f"integers go from {-LARGEST_INTEGER - 1} to {LARGEST_INTEGER}"
+
+
+def _large_integers(value: Any) -> typing.Iterator[int]:
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, int) and not -LARGEST_INTEGER - 1 <= item <= LARGEST_INTEGER:
+            yield item
 
 
 def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> Problem:
     """Problem for a key that does not exist, with the nearest ones that do."""
     names = sorted(known)
     close = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
-    fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}" if names else "there are none"
     return Problem(path, "unknown key", fix)
 
 
@@ -127,8 +151,12 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(json.dumps(value) for value in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(arg) for arg in args if arg is not type(None)))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(json.dumps(member.value, default=str) for member in hint)
     if origin in (list, tuple):
         element = describe(args[0]) if args else "anything"
+        if origin is tuple and len(set(args)) == 1:
+            return f"a list of {len(args)} {element.removeprefix('an ').removeprefix('a ')}s"
         return f"a list of {element.removeprefix('an ').removeprefix('a ')}s" if " or " not in element else "a list"
     return _TYPE_NAMES.get(origin or hint, "a table" if is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
@@ -26,6 +26,7 @@ from torchtitan_qwen3_trn.job.schema import (
     unknown_key,
     visible_fields,
 )
+from torchtitan_qwen3_trn.job.trial import refusal
 from torchtitan_qwen3_trn.plugins import PluginsConfig, installed_plugins
 
 if TYPE_CHECKING:
@@ -69,11 +70,28 @@ def apply_sections(
             section = _take_top_level(name, raw, values, path, problems)
             build = _SECTIONS.get(name, apply_table)
             values[name] = build(getattr(config, name), section, path, problems)
-    try:
+    if (objection := refusal(config, values)) is None:
         return replace(config, **values)
-    except ValueError as error:
-        report_combination(problems, Problem(where or "job", str(error)))
-        return config
+    guilty = [key for key, alone in _single_changes(config, values) if refusal(config, alone) == objection]
+    place = join(where, guilty[0]) if len(guilty) == 1 else where or "job"
+    report_combination(problems, Problem(place, objection))
+    # What follows judges the rest of the job, so it gets every section but those that torchtitan refuses.
+    for name, section in values.items():
+        if refusal(config, {name: section}) is None:
+            config = replace(config, **{name: section})
+    return config
+
+
+def _single_changes(config: PluginTrainer.Config, values: Table) -> Iterator[tuple[str, Table]]:
+    """Each key in which the sections ``values`` differ from those of ``config``, and that change alone."""
+    for name, section in values.items():
+        before: Any = getattr(config, name)
+        if not is_dataclass(before) or type(before) is not type(section):
+            yield name, {name: section}
+            continue
+        for key in (item.name for item in fields(before) if item.init):
+            if getattr(before, key) != getattr(section, key) and refusal(before, {key: getattr(section, key)}) is None:
+                yield f"{name}.{key}", {name: replace(before, **{key: getattr(section, key)})}  # type: ignore[type-var]
 
 
 def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, problems: list[Problem]) -> Table:

@@ -9,6 +9,7 @@ from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.qwen3.model import Qwen3Model
 
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.load import is_rank_zero
 from torchtitan_qwen3_trn.kernels.limits import JobSize, violations
 from torchtitan_qwen3_trn.kernels.operator import KernelUnavailableError, Operator, logical_core_size
 
@@ -34,8 +35,11 @@ def check_kernel(
         provider: its option; with ``auto`` whatever would be a problem makes the operator fall back instead.
     """
     if machine.device_type != "neuron":
-        text = "plugin %s: on %s PyTorch references run; NKI kernels run on neuron only, and are not looked for here"
-        logger.info(text, plugin, machine.device_type)
+        if is_rank_zero():
+            text = (
+                "plugin %s: on %s PyTorch references run; NKI kernels run on neuron only, and are not looked for here"
+            )
+            logger.info(text, plugin, machine.device_type)
         return []
     try:
         operator.prepare()

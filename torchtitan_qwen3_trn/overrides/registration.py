@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from torchtitan.config.override import OverrideImport, apply_overrides, override
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import NodeOverride
+from torchtitan_qwen3_trn.job.trial import silenced
 
 MODEL_PREFIX = "model_spec.model."
 
@@ -44,10 +46,13 @@ class Request:
 
 
 def check_requests(requests: list[Request], config: Configurable.Config) -> list[Problem]:
-    """Report nodes that two plugins claim, patterns that match nothing, and requests that match nothing."""
+    """Report nodes that two plugins claim, requests and patterns that match nothing, and factories that fail."""
     problems: list[Problem] = []
     claimed: dict[str, Request] = {}
     for request in requests:
+        if (defect := _defect(request.override)) is not None:
+            problems.append(Problem(request.owner, defect, "see NodeOverride in torchtitan_qwen3_trn/hooks.py"))
+            continue
         nodes = list(matching_nodes(request.override, config))
         problems += _unmatched(request, config)
         for fqn in nodes:
@@ -56,6 +61,7 @@ def check_requests(requests: list[Request], config: Configurable.Config) -> list
                 problems.append(_conflict(fqn, rival, request))
                 break
         claimed.update((fqn, request) for fqn in nodes)
+        problems += _factory_problems(request, config)
     return problems
 
 
@@ -96,15 +102,12 @@ def try_out(config: _Config) -> tuple[_Config, dict[str, int], list[Problem]]:
         The copy, nodes replaced by import path of the override, and what torchtitan objects to.
     """
     trial, counts, problems = copy.deepcopy(config), Counter[str](), []
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
-        lines = apply_overrides(trial.override, trial) if trial.override.imports else []
+        with silenced():
+            lines = apply_overrides(trial.override, trial) if trial.override.imports else []
         counts.update(line.split()[1].rstrip(":") for line in lines)
     except Exception as error:
         problems.append(Problem("override.imports", f"{type(error).__name__}: {error}"))
-    finally:
-        logging.disable(level)
     return trial, dict(counts), problems
 
 
@@ -142,6 +145,38 @@ def _node_patterns(fqns: list[str] | None) -> list[str] | None:
     if fqns is None:
         return None
     return [MODEL_PREFIX + pattern + suffix for pattern in fqns for suffix in ("", ".*")]
+
+
+def _defect(wanted: NodeOverride) -> str | None:
+    """What keeps a request from being handed to torchtitan, which looks factories up by their import path."""
+    factory, fqns = wanted.factory, wanted.fqns
+    module, name = (str(getattr(factory, attribute, "")) for attribute in ("__module__", "__name__"))
+    if not (isinstance(wanted.target, type) and issubclass(wanted.target, Configurable.Config)):
+        return f"it wants to replace {wanted.target!r}, which is no class of configurations"
+    if getattr(sys.modules.get(module), name, None) is not factory:
+        return f"its factory {factory!r} is no function at the top level of a module"
+    if fqns is not None and (isinstance(fqns, str) or not all(isinstance(pattern, str) for pattern in fqns)):
+        return f"fqns is {fqns!r} and not a list of strings"
+    return None
+
+
+def _factory_problems(request: Request, config: Configurable.Config) -> list[Problem]:
+    """The first node that the factory cannot replace."""
+    factory, chosen = request.override.factory, set(matching_nodes(request.override, config))
+    for fqn, node, _, _ in config.traverse(request.override.target):
+        if fqn not in chosen:
+            continue
+        where = f"its factory {factory.__name__}, given {fqn.removeprefix(MODEL_PREFIX)},"
+        try:
+            with silenced():
+                made = factory(copy.deepcopy(node), **request.override.kwargs)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{where} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+            return [Problem(request.owner, what, "repair it, or leave it out of this job")]
+        if not isinstance(made, Configurable.Config):
+            return [Problem(request.owner, f"{where} returned {made!r:.80}", "it must return a configuration")]
+    return []
 
 
 def _unmatched(request: Request, config: Configurable.Config) -> list[Problem]:

@@ -35,9 +35,11 @@ def global_loss(trainer: PluginTrainer) -> float:
     loss = trainer.local_loss
     if loss is None:
         return math.nan
-    if trainer.parallel_dims.dp_cp_enabled:
-        return float(dist_utils.dist_sum(loss, trainer.parallel_dims.get_optional_mesh("loss")))
-    return float(loss)
+    dims = trainer.parallel_dims
+    if dims.dp_cp_enabled:
+        loss = dist_utils.dist_sum_tensor(loss, dims.get_mesh("loss"))
+    # Only the last stage has a loss; the others hold negative numbers in its place.
+    return dist_utils.dist_max(loss, dims.get_mesh("pp")) if dims.pp_enabled else float(loss)
 
 
 def report_random_first_loss(trainer: PluginTrainer, step: int, expected: float) -> None:

@@ -214,7 +214,8 @@ def test_a_tensor_parallel_run_resumes_under_fsdp_with_the_losses_it_would_have_
     assert losses(two, "fsdp resumed") == pytest.approx(losses(one, "qwen3_moe base")[3:6], rel=1e-4)
 
 
-def test_an_untrained_checkpoint_is_called_out(one):
+def test_an_untrained_checkpoint_is_called_out_on_every_route(one):
     """The small checkpoints here hold random weights: just what a failed load would look like."""
-    assert one["qwen3_moe base"]["log"].count("THE WEIGHTS LOOK RANDOM") == 1
+    for name in ("qwen3_moe base", "qwen3_moe native", "qwen3 native"):
+        assert one[name]["log"].count("THE WEIGHTS LOOK RANDOM") == 1
     assert "THE WEIGHTS LOOK RANDOM" not in one["random"]["log"]

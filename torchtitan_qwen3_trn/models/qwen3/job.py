@@ -18,7 +18,7 @@ from torchtitan_qwen3_trn.models.memory import check_memory
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, differences, with_changes
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
-from torchtitan_qwen3_trn.models.qwen3.sizes import parameter_counts
+from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss, parameter_counts
 from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ def model_spec_for(config: PluginTrainer.Config) -> ModelSpec:
         raise JobError([Problem("model.load_balance", what, "leave it out")])
     bias_step = _BIAS_STEP if config.model.load_balance == "bias" and arch.num_experts else None
     return model_spec(arch, flavor=name, load_balance_coeff=bias_step, balancing_loss=by_loss)
+
+
+def expected_random_loss(config: PluginTrainer.Config) -> float:
+    """First loss of this job's model if its weights were random, in nats per token (see `expected_first_loss`)."""
+    _, arch = published(config)
+    return expected_first_loss(with_changes(arch, config.model.changes()))
 
 
 def use_supported_spmd_backend(config: PluginTrainer.Config, machine: Machine) -> None:
