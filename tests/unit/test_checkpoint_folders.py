@@ -89,7 +89,7 @@ def test_a_step_that_was_not_saved_is_reported(parse_job, saved):
     outcome = parse_job(saved[0]["checkpoint.folder"], "--checkpoint.load_step", "2")
     assert outcome.status == 2
     assert "checkpoint.load_step: " in outcome.message
-    assert "holds no complete checkpoint of step 2; there are 3" in outcome.message
+    assert "has no complete checkpoint of step 2; choose one of [3]" in outcome.message
 
 
 def test_what_shows_only_while_loading_ends_the_job_with_a_message(saved, capsys):

@@ -308,7 +308,7 @@ def test_random_looking_weights_are_reported_once_and_loudly(monkeypatch, caplog
             hf_assets_path="weights",
         ),
         local_loss=torch.tensor(loss),
-        parallel_dims=SimpleNamespace(dp_cp_enabled=False),
+        parallel_dims=SimpleNamespace(dp_cp_enabled=False, pp_enabled=False),
     )
     with caplog.at_level(logging.WARNING):
         first_loss.report_random_first_loss(trainer, step, 7.65)
