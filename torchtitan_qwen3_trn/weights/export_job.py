@@ -127,7 +127,7 @@ def keep_assets(trainer: PluginTrainer, step: int) -> None:
         try:
             write_assets(folder, hf_config, class_name=class_name, dtype=dtype, source=Path(config.hf_assets_path))
         except OSError as error:
-            what = f"cannot be written ({error.strerror}), and exporting this checkpoint later needs it"
+            what = f"cannot be written ({error.strerror or error}), and exporting this checkpoint later needs it"
             fix = "free space, or correct the folder; the checkpoint itself is complete"
             raise JobError([Problem(str(error.filename or folder), what, fix)]) from error
 
