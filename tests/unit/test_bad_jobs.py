@@ -114,7 +114,7 @@ BAD_MODELS = [
     ("seq_len = 64", "seq_len = 8192", ["training.seq_len: 8192 is beyond the 4096 positions"]),
     ("steps = 3", "steps = 0", ["training.steps: 0"]),
     ("steps = 3", "steps = 9223372036854775808", ["training.steps: 9223372036854775808 is out of range"]),
-    ("n_layers = 2", "n_layers = 1000000000", ["model.n_layers: 1000000000", "at most 10000"]),
+    ("n_layers = 2", "n_layers = 1000000000", ["model.n_layers: 1000000000", "at most 1024"]),
     ("n_layers = 2", "n_layers = 1000000000\nbackend = 'huggingface_v5'", ["model.n_layers: 1000000000"]),
     ('mode = "none"', 'mode = "memory_budget"', ["1 problem\n", "activation_checkpoint: Memory budget"]),
     ("local_batch_size = 2", "local_batch_size = -2", ["training.local_batch_size: -2"]),
@@ -353,6 +353,9 @@ def test_interrupted_checkpoint_is_named(parse_job, tmp_path):
 
 def test_number_of_ranks_that_is_no_number_is_reported(parse_job, monkeypatch):
     assert "WORLD_SIZE: 'two' is not a number of ranks" in parse_job(world_size="two").message
+    message = parse_job(rank="first").message
+    assert "RANK: 'first' is not a rank" in message
+    assert "LOCAL_RANK: 'first' is not a rank" in message
     monkeypatch.delenv("NGPU", raising=False)
     assert "NGPU: is not set" in parse_job("", "--comm.mode", "fake_backend").message
     monkeypatch.setenv("NGPU", "0")
