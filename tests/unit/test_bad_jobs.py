@@ -353,6 +353,9 @@ def test_interrupted_checkpoint_is_named(parse_job, tmp_path):
 
 def test_number_of_ranks_that_is_no_number_is_reported(parse_job, monkeypatch):
     assert "WORLD_SIZE: 'two' is not a number of ranks" in parse_job(world_size="two").message
+    message = parse_job(rank="first").message
+    assert "RANK: 'first' is not a rank" in message
+    assert "LOCAL_RANK: 'first' is not a rank" in message
     monkeypatch.delenv("NGPU", raising=False)
     assert "NGPU: is not set" in parse_job("", "--comm.mode", "fake_backend").message
     monkeypatch.setenv("NGPU", "0")

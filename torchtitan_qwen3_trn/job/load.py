@@ -107,8 +107,9 @@ def flag_count(args: list[str], name: str) -> int:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for the job: rank 0, or not started by a launcher."""
-    return os.environ.get("RANK", "0") == "0"
+    """Whether this process speaks for the job: rank 0, or not started by a launcher that counts."""
+    rank = os.environ.get("RANK", "0")
+    return rank == "0" or not rank.isdecimal()
 
 
 def _with_profile(job: JobFile, requested: str | None) -> tuple[Table, list[str]]:

@@ -80,11 +80,11 @@ def this_machine(config: PluginTrainer.Config) -> Machine:
 
 def _launch_problems(config: PluginTrainer.Config) -> list[Problem]:
     """What the environment says of ranks and is no number: torchtitan reads it when folders and logs exist already."""
-    counts = ["NGPU"] if _is_simulated(config) else ["WORLD_SIZE"]
+    ranks = "NGPU" if _is_simulated(config) else "WORLD_SIZE"
     problems = [
-        Problem(name, f"{value!r} is not a number of ranks", "set this environment variable to 1 or more")
-        for name in counts
-        if not _is_count(value := os.environ.get(name, "1"))
+        Problem(name, f"{value!r} is not {what}", f"set this environment variable to {least} or more, or use torchrun")
+        for name, what, least in ((ranks, "a number of ranks", 1), ("RANK", "a rank", 0), ("LOCAL_RANK", "a rank", 0))
+        if not ((value := os.environ.get(name, "1")).isdecimal() and int(value) >= least)
     ]
     if _is_simulated(config) and "NGPU" not in os.environ:
         what = f"is not set, and comm.mode = {config.comm.mode!r} simulates that many ranks"
