@@ -9,10 +9,10 @@ With W1, W3 ``(F, D)`` and W2 ``(D, F)`` of a row's expert, as in torchtitan's `
     dh = dy W2      du = dh silu(g) dg = dh u silu'(g)            dx = dg W1 + du W3
     dW1 = dg^T x    dW3 = du^T x    dW2 = dy^T h                  silu'(g) = s (1 + g (1 - s)),  s = sigmoid(g)
 
-Products are accumulated in float32. Kernels compute silu and its neighbours in float32 from the stored g and u, and round
-what they store once to the dtype of ``x``; the references round after each elementwise step and, in ``dx``, after each
-of the two products. Rows past the last expert's come out as zeros in ``y`` and ``dx`` and contribute to nothing, whatever
-they hold.
+Products are accumulated in float32. Kernels compute silu and its neighbours in float32 from the stored g and u, and
+round what they store once to the dtype of ``x``; the references round after each elementwise step and, in ``dx``, after
+each of the two products. Rows past the last expert's come out as zeros in ``y`` and ``dx`` and contribute to nothing,
+whatever they hold.
 
 Kernels work in blocks of S rows that never mix experts. How many blocks routing needs is known only on the device, but
 never more than N = `block_count`; `block_plan` lays them out on the device from the counts, without a host round trip.
