@@ -16,6 +16,7 @@ from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import (
 )
 from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward import (
     add_columns,
+    add_scaled_heads,
     inverse_weights,
     negative_mean_square,
     new_column_tiles,
@@ -159,12 +160,4 @@ def subtract_mean(w_PGH, x_PGH, mean_PG, dx_PGH, on_vector):
         scaled_PGH = scale_heads(x_PGH, mean_PG)
         nisa.tensor_tensor(dst=dx_PGH, data1=scaled_PGH, data2=w_PGH, op=nl.add, engine=nisa.engine.gpsimd)
         return
-    for head in range(x_PGH.shape[1]):
-        nisa.scalar_tensor_tensor(
-            dst=dx_PGH[:, head, :],
-            data=x_PGH[:, head, :],
-            op0=nl.multiply,
-            operand0=mean_PG[:, head : head + 1],
-            op1=nl.add,
-            operand1=w_PGH[:, head, :],
-        )
+    add_scaled_heads(w_PGH, x_PGH, mean_PG, dx_PGH)

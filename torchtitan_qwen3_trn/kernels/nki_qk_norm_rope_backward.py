@@ -207,12 +207,17 @@ def subtract_mean(w_PGH, x_PGH, mean_PG, dx_PGH, rotated_on_vector, identity):
         add(w_PGH, scale_heads(x_PGH, mean_PG), identity, True)
         nisa.tensor_copy(dst=dx_PGH, src=w_PGH, engine=nisa.engine.scalar)
         return
+    add_scaled_heads(w_PGH, x_PGH, mean_PG, dx_PGH)
+
+
+def add_scaled_heads(w_PGH, x_PGH, factor_PG, sum_PGH):
+    """sum = w + x times its head's factor, in one pass of the Vector Engine."""
     for head in range(x_PGH.shape[1]):
         nisa.scalar_tensor_tensor(
-            dst=dx_PGH[:, head, :],
+            dst=sum_PGH[:, head, :],
             data=x_PGH[:, head, :],
             op0=nl.multiply,
-            operand0=mean_PG[:, head : head + 1],
+            operand0=factor_PG[:, head : head + 1],
             op1=nl.add,
             operand1=w_PGH[:, head, :],
         )
