@@ -16,7 +16,7 @@ import time
 import torch
 from torchtitan.models.common.moe import GroupedExperts
 
-from torchtitan_qwen3_trn.overrides.experts import kernel_experts
+from torchtitan_qwen3_trn.overrides.static_moe import kernel_experts
 
 # (tokens, experts per token, experts, model dimension, hidden dimension, runs per pair)
 SIZES = [(256, 4, 64, 128, 64, 4), (512, 4, 16, 512, 256, 2), (512, 4, 64, 2048, 768, 1)]

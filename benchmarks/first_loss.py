@@ -38,7 +38,7 @@ from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
 from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
 from torchtitan_qwen3_trn.models.qwen3.spec import expected_first_loss, model_config
-from torchtitan_qwen3_trn.overrides.attention import sdpa
+from torchtitan_qwen3_trn.overrides.document_sdpa import sdpa
 
 TOLERANCE = 0.05
 CHUNK = 16384  # rows of the output projection in float32 at a time: 168 MB at 2560 columns

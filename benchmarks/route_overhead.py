@@ -58,7 +58,7 @@ def hand_wired(steps: int) -> None:
     from torchtitan_qwen3_trn.models.qwen3.architecture import with_changes
     from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
     from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
-    from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
+    from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
 
     override(target=FlexAttention.Config)(sdpa)
 

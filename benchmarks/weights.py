@@ -74,7 +74,7 @@ def tensors_of(config: Any) -> dict[str, Any]:
     """Weights by their names in files; not zeros, which a file system may not store."""
     import torch
 
-    from torchtitan_qwen3_trn.weights.assets import layout_and_class
+    from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 
     generator = torch.Generator().manual_seed(0)
     shapes = layout_and_class(config)[0].shapes
@@ -109,7 +109,7 @@ def sequential(case: Case) -> dict[str, float]:
     """The same bytes in the same files, one write after the other."""
     import torch
 
-    from torchtitan_qwen3_trn.weights.files import plan_files
+    from torchtitan_qwen3_trn.hf_files.file_plan import plan_files
 
     tensors = {name: value.to(case.files) for name, value in tensors_of(case.config).items()}
     plan = plan_files({name: tuple(value.shape) for name, value in tensors.items()}, case.files, SHARD)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchtitan.models.common.rope import CosSinRoPE
 
 from torchtitan_qwen3_trn.hooks import NodeOverride, hookimpl
-from torchtitan_qwen3_trn.overrides import rope
+from torchtitan_qwen3_trn.overrides import position_rope as rope
 from torchtitan_qwen3_trn.trainer import PluginTrainer
 
 

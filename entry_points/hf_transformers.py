@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_qwen3_trn.checks import published_weights as import_check
+from torchtitan_qwen3_trn.checks import transformers_model as checks
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, hookimpl
-from torchtitan_qwen3_trn.models import balancing
-from torchtitan_qwen3_trn.models.hf import checks, job
-from torchtitan_qwen3_trn.overrides.attention import document_mask
+from torchtitan_qwen3_trn.models import balancing, first_loss
+from torchtitan_qwen3_trn.models.hf import transformers_spec as job
+from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask
 from torchtitan_qwen3_trn.trainer import PluginTrainer
-from torchtitan_qwen3_trn.weights import first_loss, import_check
 
 BACKEND = "huggingface_v5"
 

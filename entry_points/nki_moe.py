@@ -9,12 +9,13 @@ from typing import Literal
 from torchtitan.models.common.moe import GroupedExperts, TokenChoiceTopKRouter
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
+from torchtitan_qwen3_trn.checks import kernels as kernel_checks
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride, hookimpl
-from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.job.configuration import is_rank_zero
+from torchtitan_qwen3_trn.job.override_plan import matching_nodes
 from torchtitan_qwen3_trn.kernels.experts import experts as experts_operator
-from torchtitan_qwen3_trn.overrides import experts, kernel_checks
-from torchtitan_qwen3_trn.overrides.registration import matching_nodes
+from torchtitan_qwen3_trn.overrides import static_moe as experts
 from torchtitan_qwen3_trn.trainer import PluginTrainer
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.rope import CosSinRoPE
 
+from torchtitan_qwen3_trn.checks import kernels as kernel_checks
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride, hookimpl
+from torchtitan_qwen3_trn.job.override_plan import MODEL_PREFIX, matching_nodes
 from torchtitan_qwen3_trn.kernels.qk_norm_rope import qk_norm_rope as qk_norm_rope_operator
-from torchtitan_qwen3_trn.overrides import kernel_checks, kernel_rope, qk_norm_rope
-from torchtitan_qwen3_trn.overrides.registration import MODEL_PREFIX, matching_nodes
+from torchtitan_qwen3_trn.overrides import fused_qk_norm as qk_norm_rope
+from torchtitan_qwen3_trn.overrides import kernel_rope
 from torchtitan_qwen3_trn.trainer import PluginTrainer
 
 

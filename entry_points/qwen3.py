@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_qwen3_trn.checks import native_model
+from torchtitan_qwen3_trn.checks import published_weights as import_check
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, hookimpl
-from torchtitan_qwen3_trn.models import balancing
-from torchtitan_qwen3_trn.models.qwen3 import job
+from torchtitan_qwen3_trn.models import balancing, first_loss
+from torchtitan_qwen3_trn.models.qwen3 import native_spec as job
 from torchtitan_qwen3_trn.trainer import PluginTrainer
-from torchtitan_qwen3_trn.weights import first_loss, import_check
 
 BACKENDS = ("native", "nki_moe")
 
@@ -25,7 +26,9 @@ def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
 @hookimpl
 def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
     """Sizes against parallel degrees, positions and vocabulary, and the headers of the weights to be loaded."""
-    return [*job.check(config, machine), *import_check.check(config)] if config.model.backend in BACKENDS else []
+    return (
+        [*native_model.check(config, machine), *import_check.check(config)] if config.model.backend in BACKENDS else []
+    )
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import hookimpl
 from torchtitan_qwen3_trn.trainer import PluginTrainer
-from torchtitan_qwen3_trn.weights import export_job
+from torchtitan_qwen3_trn.weights import job_export as export_job
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from torchtitan.models.common.attention import FlexAttention
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride, hookimpl
-from torchtitan_qwen3_trn.overrides import attention
+from torchtitan_qwen3_trn.overrides import document_sdpa as attention
 from torchtitan_qwen3_trn.trainer import PluginTrainer
 
 

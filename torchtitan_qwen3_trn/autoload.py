@@ -62,7 +62,7 @@ def _install_config_manager(config: Any) -> None:
         # torchtitan.config is what imported torch, so it is still being filled; its last submodule comes later.
         _after_import("torchtitan.config.override", lambda _: _install_config_manager(config))
         return
-    from torchtitan_qwen3_trn.job.manager import JobConfigManager
+    from torchtitan_qwen3_trn.config_manager import JobConfigManager
 
     config.ConfigManager = JobConfigManager
 

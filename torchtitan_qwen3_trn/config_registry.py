@@ -36,9 +36,9 @@ def qwen3_4b_finetune() -> PluginTrainer.Config:
 
 def _example(name: str) -> PluginTrainer.Config:
     from torchtitan_qwen3_trn.autoload import install_cpu_device_late
+    from torchtitan_qwen3_trn.config_manager import message_on_command_line
     from torchtitan_qwen3_trn.errors import JobError
-    from torchtitan_qwen3_trn.job.load import load_job
-    from torchtitan_qwen3_trn.job.manager import message_on_command_line
+    from torchtitan_qwen3_trn.job.configuration import load_job
 
     install_cpu_device_late()
     job = load_job(_examples_folder() / f"{name}.toml", sys.argv[1:])

@@ -20,8 +20,8 @@ from typing import Any, TypeVar, get_args
 import pluggy
 
 from torchtitan_qwen3_trn import hooks
+from torchtitan_qwen3_trn.config import Backend
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.options import Backend
 
 ENTRY_POINT_GROUP = "torchtitan.plugins"
 

@@ -14,9 +14,9 @@ from torchtitan.components.checkpointer import BaseCheckpointManager, Checkpoint
 from torchtitan.components.validate import Validator
 from torchtitan.trainer import Trainer
 
+from torchtitan_qwen3_trn.config import JobOptions, ModelOptions
 from torchtitan_qwen3_trn.device.cpu import use_sum_reduction
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.job.options import JobOptions, ModelOptions
 from torchtitan_qwen3_trn.plugins import ActivePlugins, PluginsConfig
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class NotifyingCheckpointManager(CheckpointManager):
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
         """As in stock; a checkpoint that cannot be loaded ends the job with a message instead of a traceback."""
-        from torchtitan_qwen3_trn.job.checkpoints import loading_problem
-        from torchtitan_qwen3_trn.job.manager import end_with
+        from torchtitan_qwen3_trn.checks.checkpoints import loading_problem
+        from torchtitan_qwen3_trn.config_manager import end_with
 
         try:
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
@@ -59,8 +59,8 @@ class NotifyingCheckpointManager(CheckpointManager):
             self._end_unsaved(error, self.folder)
 
     def _end_unsaved(self, error: CheckpointException, folder: str) -> NoReturn:
-        from torchtitan_qwen3_trn.job.checkpoints import saving_problem
-        from torchtitan_qwen3_trn.job.manager import end_with
+        from torchtitan_qwen3_trn.checks.checkpoints import saving_problem
+        from torchtitan_qwen3_trn.config_manager import end_with
 
         end_with(JobError([saving_problem(error, folder)], "checkpoint"))
 
@@ -107,9 +107,9 @@ class PluginTrainer(Trainer):
     pipeline parallelism only the last stage's is one; the others hold -1 per microbatch."""
 
     def __init__(self, config: Config) -> None:
-        from torchtitan_qwen3_trn.job.manager import message_on_command_line
+        from torchtitan_qwen3_trn.config_manager import message_on_command_line
         from torchtitan_qwen3_trn.job.prepare import prepare
-        from torchtitan_qwen3_trn.report import log_startup
+        from torchtitan_qwen3_trn.startup_table import log_startup
 
         with message_on_command_line():
             self.plugins = prepare(config)
@@ -155,7 +155,7 @@ class PluginTrainer(Trainer):
 
     def _call_or_end(self, hook: str, **arguments: Any) -> None:
         """Call ``hook``; what a user has to correct ends the job with a message instead of a traceback."""
-        from torchtitan_qwen3_trn.job.manager import end_with
+        from torchtitan_qwen3_trn.config_manager import end_with
 
         try:
             self.plugins.call(hook, trainer=self, **arguments)

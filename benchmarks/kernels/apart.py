@@ -7,14 +7,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import (
-    load_weights,
-    new_tile,
-    reciprocal_rms,
-    repeat_for_heads,
-    scale_heads,
-)
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward import (
+from torchtitan_qwen3_trn.kernels.qk_norm_rope_backward_nki import (
     add_columns,
     add_scaled_heads,
     inverse_weights,
@@ -24,7 +17,14 @@ from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward import (
     rows_without_weight,
     sums_of_heads,
 )
-from torchtitan_qwen3_trn.kernels.nki_rope import (
+from torchtitan_qwen3_trn.kernels.qk_norm_rope_nki import (
+    load_weights,
+    new_tile,
+    reciprocal_rms,
+    repeat_for_heads,
+    scale_heads,
+)
+from torchtitan_qwen3_trn.kernels.rope_nki import (
     GPSIMD_SHARE,
     TILE_BYTES,
     blocks_of_core,

@@ -23,7 +23,7 @@ import model
 import torch
 from model import Work
 
-from torchtitan_qwen3_trn.kernels import nki_experts  # isort: skip  (imports nki, which model provides)
+from torchtitan_qwen3_trn.kernels import experts_nki as nki_experts  # isort: skip  (imports nki, which model provides)
 from torchtitan_qwen3_trn.kernels.experts import block_plan
 
 TOKENS, TOP_K, EXPERTS, DIM, HIDDEN = 4096, 4, 64, 2048, 768

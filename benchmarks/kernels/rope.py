@@ -23,7 +23,9 @@ import torch
 from model import hbm_bytes, microseconds
 
 import apart  # isort: skip  (imports nki, which model provides)
-from torchtitan_qwen3_trn.kernels import nki_qk_norm_rope, nki_qk_norm_rope_backward, nki_rope  # isort: skip
+from torchtitan_qwen3_trn.kernels import qk_norm_rope_nki as nki_qk_norm_rope  # isort: skip
+from torchtitan_qwen3_trn.kernels import qk_norm_rope_backward_nki as nki_qk_norm_rope_backward  # isort: skip
+from torchtitan_qwen3_trn.kernels import rope_nki as nki_rope  # isort: skip
 
 HEADS = {"Qwen3-30B-A3B": (32, 4, 128), "Qwen3-4B": (32, 8, 128)}
 VECTOR_NS_PER_PASS = 1 / 0.96

@@ -15,8 +15,8 @@ from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
-from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
-from torchtitan_qwen3_trn.overrides.rope import gather_free_rope
+from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
+from torchtitan_qwen3_trn.overrides.position_rope import gather_free_rope
 
 # float32 against float32, the same products, at most summed in another order. Seen on one thread: logits equal bit
 # for bit without experts and within 4e-7 with them, gradients within 2e-6. More threads split more sums.

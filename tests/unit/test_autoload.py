@@ -45,7 +45,7 @@ def test_one_variable_turns_both_seams_off(environment, expected):
 def test_failing_seam_warns_and_leaves_stock_in_place():
     code = (
         "import sys\n"
-        "sys.modules['torchtitan_qwen3_trn.job.manager'] = None\n"
+        "sys.modules['torchtitan_qwen3_trn.config_manager'] = None\n"
         "sys.modules['torchtitan_qwen3_trn.device.cpu'] = None\n"
         "import warnings; warnings.simplefilter('always')\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
@@ -91,10 +91,10 @@ def test_stock_flags_go_through_the_substituted_manager_unchanged(parse):
 def test_import_failure_of_our_own_modules_keeps_its_cause():
     code = (
         "import sys, torch\n"
-        "sys.modules['torchtitan_qwen3_trn.job.reader'] = None\n"
+        "sys.modules['torchtitan_qwen3_trn.job.job_file'] = None\n"
         "from torchtitan.config.manager import ConfigManager\n"
         "try: ConfigManager().parse_args(['--module', 'torchtitan_qwen3_trn', '--config', 'qwen3_moe'])\n"
-        "except ImportError as error: print('torchtitan_qwen3_trn.job.reader' in str(error))"
+        "except ImportError as error: print('torchtitan_qwen3_trn.job.job_file' in str(error))"
     )
     assert run_python(code) == "True"
 

@@ -15,8 +15,8 @@ from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.protocols.sharding import ShardingConfig
 
-from torchtitan_qwen3_trn.models.qwen3.rope import YarnCosSinRoPE
-from torchtitan_qwen3_trn.overrides.rope import GatherFreeRoPE, gather_free_rope
+from torchtitan_qwen3_trn.models.qwen3.yarn_rope import YarnCosSinRoPE
+from torchtitan_qwen3_trn.overrides.position_rope import GatherFreeRoPE, gather_free_rope
 
 YARN = {"scaling": "yarn", "rope_factor": 4.0, "original_seq_len": 1024}
 LOOK_UPS = ("gather", "index", "scatter", "embedding", "take")

@@ -149,7 +149,7 @@ def test_configuration_made_in_python_is_completed_and_checked_too():
     from torchtitan.components.optimizer import default_adamw
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
-    from torchtitan_qwen3_trn.job.options import ModelOptions
+    from torchtitan_qwen3_trn.config import ModelOptions
     from torchtitan_qwen3_trn.job.prepare import prepare
     from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
     from torchtitan_qwen3_trn.models.qwen3.spec import model_spec

@@ -9,8 +9,8 @@ from torchtitan.config.override import apply_overrides
 from torchtitan.tools import utils
 
 from torchtitan_qwen3_trn.kernels.operator import Operator
-from torchtitan_qwen3_trn.overrides.experts import RouteKeepingSelectiveAC
-from torchtitan_qwen3_trn.overrides.qk_norm_rope import QKNormRoPE, link
+from torchtitan_qwen3_trn.overrides.fused_qk_norm import QKNormRoPE, link
+from torchtitan_qwen3_trn.overrides.static_moe import RouteKeepingSelectiveAC
 
 MOE = TINY_MODEL.replace("[model]", '[model]\nbackend = "nki_moe"\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32')
 REAL = """

@@ -7,7 +7,7 @@ from torchtitan.config.override import clear_overrides
 from torchtitan.models.common.attention import FlexAttention
 
 from torchtitan_qwen3_trn.hooks import NodeOverride
-from torchtitan_qwen3_trn.overrides import registration
+from torchtitan_qwen3_trn.job import override_plan as registration
 
 
 def keep(config: FlexAttention.Config) -> FlexAttention.Config:

@@ -22,7 +22,7 @@ from torchtitan.models.qwen3 import Qwen3Model, qwen3_configs
 from torchtitan.models.qwen3.config_registry import qwen3_debugmodel
 
 from torchtitan_qwen3_trn.hooks import Machine
-from torchtitan_qwen3_trn.overrides.attention import (
+from torchtitan_qwen3_trn.overrides.document_sdpa import (
     DocumentSDPA,
     check,
     context_parallel_problem,

@@ -6,7 +6,10 @@ import argparse
 import sys
 import warnings
 
-from torchtitan_qwen3_trn.cli import export, import_, plugins, verify_weights
+from torchtitan_qwen3_trn.cli import export_checkpoint as export
+from torchtitan_qwen3_trn.cli import import_folder as import_
+from torchtitan_qwen3_trn.cli import list_plugins as plugins
+from torchtitan_qwen3_trn.cli import verify_weights
 from torchtitan_qwen3_trn.errors import JobError
 
 COMMANDS = (plugins, export, import_, verify_weights)

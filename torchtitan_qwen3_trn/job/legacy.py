@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.schema import show
+from torchtitan_qwen3_trn.job.values import show
 
 Table = dict[str, Any]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchtitan_qwen3_trn import assets
+from torchtitan_qwen3_trn.checks.checkpoints import check_loaded_model
+from torchtitan_qwen3_trn.checks.optimizer import check_groups_against_model
+from torchtitan_qwen3_trn.checks.settings import check_config, data_parallel_degree, impossible_numbers
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride
-from torchtitan_qwen3_trn.job.checkpoints import check_loaded_model
-from torchtitan_qwen3_trn.job.checks import check_config, data_parallel_degree, impossible_numbers
-from torchtitan_qwen3_trn.job.load import is_rank_zero
-from torchtitan_qwen3_trn.job.optimizer_checks import check_groups_against_model
+from torchtitan_qwen3_trn.job.configuration import is_rank_zero
 from torchtitan_qwen3_trn.plugins import ActivePlugins, PluginError, choose, load
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _plan_overrides(
     config: PluginTrainer.Config, plugins: ActivePlugins, machine: Machine
 ) -> tuple[list[Problem], PluginTrainer.Config]:
     """Register the overrides that plugins ask for; what is wrong with them, and what they make of ``config``."""
-    from torchtitan_qwen3_trn.overrides import registration
+    from torchtitan_qwen3_trn.job import override_plan as registration
 
     asked, problems = plugins.call_each("node_overrides", NodeOverride, config=config, machine=machine)
     requests = [

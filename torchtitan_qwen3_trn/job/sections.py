@@ -14,10 +14,11 @@ from torchtitan.hf_datasets.text_datasets import (
     InterleavedHuggingFaceTextDataLoader,
 )
 
+from torchtitan_qwen3_trn.config import TOP_LEVEL_HOMES
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.job.legacy import Table
-from torchtitan_qwen3_trn.job.options import TOP_LEVEL_HOMES
-from torchtitan_qwen3_trn.job.schema import (
+from torchtitan_qwen3_trn.job.trial import refusal
+from torchtitan_qwen3_trn.job.values import (
     apply_table,
     check_value,
     join,
@@ -26,7 +27,6 @@ from torchtitan_qwen3_trn.job.schema import (
     unknown_key,
     visible_fields,
 )
-from torchtitan_qwen3_trn.job.trial import refusal
 from torchtitan_qwen3_trn.plugins import PluginsConfig, installed_plugins
 
 if TYPE_CHECKING:

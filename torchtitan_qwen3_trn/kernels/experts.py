@@ -306,7 +306,7 @@ experts_weight_gradients = Operator(
     name="torchtitan_qwen3_trn::experts_weight_gradients",
     reference=_experts_weight_gradients,
     fake=_fake_weight_gradients,
-    kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_weight_gradients_kernel",
+    kernel="torchtitan_qwen3_trn.kernels.experts_nki:experts_weight_gradients_kernel",
     limits=LIMITS,
 )
 
@@ -314,7 +314,7 @@ experts_input_gradient = Operator(
     name="torchtitan_qwen3_trn::experts_input_gradient",
     reference=_experts_input_gradient,
     fake=_fake_input_gradient,
-    kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_input_gradient_kernel",
+    kernel="torchtitan_qwen3_trn.kernels.experts_nki:experts_input_gradient_kernel",
     limits=LIMITS,
 )
 
@@ -322,7 +322,7 @@ experts = Operator(
     name="torchtitan_qwen3_trn::experts",
     reference=_experts,
     fake=_fake,
-    kernel="torchtitan_qwen3_trn.kernels.nki_experts:experts_kernel",
+    kernel="torchtitan_qwen3_trn.kernels.experts_nki:experts_kernel",
     save=_save,
     gradient=_gradient,
     backward=(experts_input_gradient, experts_weight_gradients),

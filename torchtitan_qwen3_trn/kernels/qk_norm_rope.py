@@ -169,7 +169,7 @@ qk_norm_rope_backward = Operator(
     name="torchtitan_qwen3_trn::qk_norm_rope_backward",
     reference=_qk_norm_rope_backward,
     fake=_fake_backward,
-    kernel="torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward:qk_norm_rope_backward_kernel",
+    kernel="torchtitan_qwen3_trn.kernels.qk_norm_rope_backward_nki:qk_norm_rope_backward_kernel",
     limits=LIMITS,
 )
 
@@ -177,7 +177,7 @@ qk_norm_rope = Operator(
     name="torchtitan_qwen3_trn::qk_norm_rope",
     reference=_qk_norm_rope,
     fake=_fake,
-    kernel="torchtitan_qwen3_trn.kernels.nki_qk_norm_rope:qk_norm_rope_kernel",
+    kernel="torchtitan_qwen3_trn.kernels.qk_norm_rope_nki:qk_norm_rope_kernel",
     save=_save,
     gradient=_gradient,
     backward=(qk_norm_rope_backward,),

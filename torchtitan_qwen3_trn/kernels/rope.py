@@ -96,7 +96,7 @@ rope_backward = Operator(
     name="torchtitan_qwen3_trn::rope_backward",
     reference=_rope_backward,
     fake=rope_fake,
-    kernel="torchtitan_qwen3_trn.kernels.nki_rope:rope_backward_kernel",
+    kernel="torchtitan_qwen3_trn.kernels.rope_nki:rope_backward_kernel",
     limits=LIMITS,
 )
 
@@ -104,7 +104,7 @@ rope = Operator(
     name="torchtitan_qwen3_trn::rope",
     reference=_rope,
     fake=rope_fake,
-    kernel="torchtitan_qwen3_trn.kernels.nki_rope:rope_kernel",
+    kernel="torchtitan_qwen3_trn.kernels.rope_nki:rope_kernel",
     save=_save,
     gradient=_gradient,
     backward=(rope_backward,),

@@ -19,7 +19,7 @@ from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan_qwen3_trn.kernels.nkilib_rope import nkilib_rope
 from torchtitan_qwen3_trn.kernels.operator import Operator
 from torchtitan_qwen3_trn.kernels.rope import rope
-from torchtitan_qwen3_trn.overrides.rope import GatherFreeRoPE
+from torchtitan_qwen3_trn.overrides.position_rope import GatherFreeRoPE
 
 __all__ = ["OPERATORS", "KernelRoPE", "Provider", "kernel_rope"]
 

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.weights.assets import layout_and_class, write_assets
-from torchtitan_qwen3_trn.weights.check import check_export
+from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
+from torchtitan_qwen3_trn.weights.folder_check import check_export
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, write_manifest
 from torchtitan_qwen3_trn.weights.publish import Draft
 from torchtitan_qwen3_trn.weights.writer import InPlaceWriter, sha256_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.weights.folder import file_problem, read_json
+from torchtitan_qwen3_trn.hf_files.folder import file_problem, read_json
 from torchtitan_qwen3_trn.weights.writer import sha256_of
 
 __all__ = ["MANIFEST", "manifest_problems", "write_manifest"]

@@ -25,6 +25,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hf_files.folder import require_folder
+from torchtitan_qwen3_trn.hf_files.headers import check_tensors, listed, read_headers
+from torchtitan_qwen3_trn.hf_files.tying import tying_problems
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import from_folder
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
@@ -33,14 +36,11 @@ from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
-from torchtitan_qwen3_trn.weights.assets import write_assets
-from torchtitan_qwen3_trn.weights.check import layout_of_folder
 from torchtitan_qwen3_trn.weights.export import Export, export, said
-from torchtitan_qwen3_trn.weights.export_job import ASSETS, without_expert_bias
-from torchtitan_qwen3_trn.weights.folder import require_folder
-from torchtitan_qwen3_trn.weights.headers import check_tensors, listed, read_headers
+from torchtitan_qwen3_trn.weights.folder_assets import write_assets
+from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
+from torchtitan_qwen3_trn.weights.job_export import ASSETS, without_expert_bias
 from torchtitan_qwen3_trn.weights.publish import Draft
-from torchtitan_qwen3_trn.weights.tying import tying_problems
 
 __all__ = ["Route", "checkpoint_tensors", "export_checkpoint", "import_folder", "route_of"]
 

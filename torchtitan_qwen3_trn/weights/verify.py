@@ -20,19 +20,19 @@ from torchtitan.models.common.moe import GroupedExperts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hf_files.file_plan import DTYPE_NAMES
+from torchtitan_qwen3_trn.hf_files.folder import file_problem, links_out, require_folder, weight_files
+from torchtitan_qwen3_trn.hf_files.headers import TensorHeader, check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.tying import tying_problems
 from torchtitan_qwen3_trn.models.hf.config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
-from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
-from torchtitan_qwen3_trn.weights.assets import has_tokenizer
-from torchtitan_qwen3_trn.weights.check import layout_of_folder, total_size_problems
-from torchtitan_qwen3_trn.weights.files import DTYPE_NAMES
-from torchtitan_qwen3_trn.weights.folder import file_problem, links_out, require_folder, weight_files
-from torchtitan_qwen3_trn.weights.headers import TensorHeader, check_tensors, read_headers
+from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
+from torchtitan_qwen3_trn.weights.folder_assets import has_tokenizer
+from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder, total_size_problems
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors
-from torchtitan_qwen3_trn.weights.tying import tying_problems
 
 __all__ = ["Finding", "verify"]
 

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchtitan_qwen3_trn.weights.files import FilePlan, Place, index_of, plan_files
-from torchtitan_qwen3_trn.weights.headers import INDEX, listed
+from torchtitan_qwen3_trn.hf_files.file_plan import FilePlan, Place, index_of, plan_files
+from torchtitan_qwen3_trn.hf_files.headers import INDEX, listed
 
 __all__ = ["InPlaceWriter", "sha256_of"]
 

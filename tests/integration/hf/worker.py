@@ -32,7 +32,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     from torchtitan.config import ConfigManager
 
     from torchtitan_qwen3_trn.cli import main as main_command
-    from torchtitan_qwen3_trn.weights.first_loss import global_loss
+    from torchtitan_qwen3_trn.models.first_loss import global_loss
 
     if case.get("before") and os.environ["RANK"] == "0":
         main_command(case["before"])

@@ -31,9 +31,9 @@ from transformers import Qwen3Config
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.weights.assets import layout_and_class
 from torchtitan_qwen3_trn.weights.export import Export, export
-from torchtitan_qwen3_trn.weights.export_job import keep_assets
+from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
+from torchtitan_qwen3_trn.weights.job_export import keep_assets
 from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 from torchtitan_qwen3_trn.weights.verify import verify
 

@@ -15,9 +15,9 @@ from conftest import TINY_MODEL
 from launch import train
 from small_disk import small_disk
 
-from torchtitan_qwen3_trn.job.checkpoints import checkpoint_faults
+from torchtitan_qwen3_trn.checks.checkpoints import checkpoint_faults
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
-from torchtitan_qwen3_trn.weights.assets import layout_and_class
+from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 
 pytestmark = pytest.mark.slow
 

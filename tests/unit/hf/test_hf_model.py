@@ -13,7 +13,7 @@ from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
-from torchtitan_qwen3_trn.overrides.attention import document_mask
+from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask
 
 
 @pytest.fixture(scope="session")

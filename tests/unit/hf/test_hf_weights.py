@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
+from torchtitan_qwen3_trn.hf_files import windowed_reader as reader
+from torchtitan_qwen3_trn.hf_files.headers import check_tensors, read_headers
+from torchtitan_qwen3_trn.models import first_loss
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
-from torchtitan_qwen3_trn.weights import first_loss, reader
-from torchtitan_qwen3_trn.weights.headers import check_tensors, read_headers
 
 
 def layout(kind, **changes):

@@ -10,7 +10,7 @@ import torch
 from torchtitan.models.common.moe import GroupedExperts
 
 from torchtitan_qwen3_trn.kernels.experts import block_count, block_plan, experts
-from torchtitan_qwen3_trn.overrides.experts import kernel_experts
+from torchtitan_qwen3_trn.overrides.static_moe import kernel_experts
 
 NAMES = ("y", "dx", "dw1", "dw2", "dw3")
 

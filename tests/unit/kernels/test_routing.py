@@ -18,7 +18,7 @@ from torchtitan_qwen3_trn.kernels.routing import (
     take_rows,
     top_k,
 )
-from torchtitan_qwen3_trn.overrides.experts import StaticDispatcher, route_keeping, static_router
+from torchtitan_qwen3_trn.overrides.static_moe import StaticDispatcher, route_keeping, static_router
 
 MISSING = {
     "sort", "argsort", "topk", "bincount", "histc", "unique", "searchsorted", "scatter_add", "index_add", "index_put",

@@ -15,7 +15,7 @@ from torchtitan_qwen3_trn.models.balancing import balancing_loss
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
 from torchtitan_qwen3_trn.models.qwen3.balanced import GlobalBatchLoss
 from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
-from torchtitan_qwen3_trn.overrides.attention import document_mask, sdpa
+from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
 
 ARCH = Architecture(
     vocab_size=128, dim=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, num_experts=8, top_k=2,

@@ -10,8 +10,8 @@ from torchtitan.models.qwen3 import model_registry, qwen3_configs
 
 from torchtitan_qwen3_trn.models.qwen3.architecture import Yarn
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS
-from torchtitan_qwen3_trn.models.qwen3.rope import YarnCosSinRoPE
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config, model_spec, parameter_counts
+from torchtitan_qwen3_trn.models.qwen3.yarn_rope import YarnCosSinRoPE
 
 SMALL = replace(FLAVORS["debugmodel_moe"], vocab_size=64, dim=32, n_layers=4, hidden_dim=48, moe_hidden_dim=16)
 MIXED = replace(SMALL, decoder_sparse_step=2, mlp_only_layers=(3,))

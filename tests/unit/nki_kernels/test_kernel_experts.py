@@ -7,7 +7,7 @@ from nki_emulator.testing import emulator_only, nki
 from torchtitan.models.common.moe import GroupedExperts
 
 from torchtitan_qwen3_trn.kernels.experts import block_plan
-from torchtitan_qwen3_trn.kernels.nki_experts import (
+from torchtitan_qwen3_trn.kernels.experts_nki import (
     experts_input_gradient_kernel,
     experts_kernel,
     experts_weight_gradients_kernel,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from nki_emulator.testing import nki
 
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import qk_norm_rope_kernel
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope_backward import qk_norm_rope_backward_kernel
 from torchtitan_qwen3_trn.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_backward
+from torchtitan_qwen3_trn.kernels.qk_norm_rope_backward_nki import qk_norm_rope_backward_kernel
+from torchtitan_qwen3_trn.kernels.qk_norm_rope_nki import qk_norm_rope_kernel
 
 EPS = 1e-6
 # B, L, N, M, H: Qwen3-30B-A3B's heads, Qwen3-4B's, odd numbers of heads and tiles, a head of two matmul tiles.

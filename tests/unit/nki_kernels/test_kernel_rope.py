@@ -6,7 +6,7 @@ import torch
 from nki_emulator.testing import emulator_only, nki
 from torchtitan.models.common.rope import CosSinRoPE
 
-from torchtitan_qwen3_trn.kernels.nki_rope import rope_backward_kernel, rope_kernel
+from torchtitan_qwen3_trn.kernels.rope_nki import rope_backward_kernel, rope_kernel
 
 # B, L, N, M, H: Qwen3-30B-A3B's heads, Qwen3-4B's, odd numbers of heads and tiles, a head of two PSUM rows.
 SHAPES = [(1, 512, 32, 4, 128), (2, 256, 32, 8, 128), (1, 384, 3, 1, 64), (1, 128, 4, 2, 256)]

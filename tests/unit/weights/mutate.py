@@ -37,7 +37,7 @@ def write_seed(folder: Path) -> None:
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=4, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=4,
     )  # fmt: skip
-    from torchtitan_qwen3_trn.weights.assets import layout_and_class
+    from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 
     shapes = layout_and_class(config)[0].shapes
     config.save_pretrained(folder)

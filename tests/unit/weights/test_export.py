@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.hf_files.file_plan import Place, index_of, parse_size, plan_files
 from torchtitan_qwen3_trn.weights import export as export_module
-from torchtitan_qwen3_trn.weights import export_job
-from torchtitan_qwen3_trn.weights.assets import layout_and_class
+from torchtitan_qwen3_trn.weights import job_export as export_job
 from torchtitan_qwen3_trn.weights.export import Export, export
-from torchtitan_qwen3_trn.weights.files import Place, index_of, parse_size, plan_files
+from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 from torchtitan_qwen3_trn.weights.publish import Draft, clear_leftovers
 from torchtitan_qwen3_trn.weights.writer import _write_block
 

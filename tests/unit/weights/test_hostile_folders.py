@@ -13,7 +13,7 @@ from mutate import run as judge_mutations
 from safetensors.torch import load_file, save_file
 
 from torchtitan_qwen3_trn.cli import main
-from torchtitan_qwen3_trn.weights.headers import read_headers
+from torchtitan_qwen3_trn.hf_files.headers import read_headers
 from torchtitan_qwen3_trn.weights.verify import verify
 
 INDEX = "model.safetensors.index.json"

@@ -21,7 +21,7 @@ from torchtitan_qwen3_trn.models.qwen3.architecture import (
     with_changes,
 )
 from torchtitan_qwen3_trn.models.qwen3.hf_config import read_hf_config
-from torchtitan_qwen3_trn.models.qwen3.job import published
+from torchtitan_qwen3_trn.models.qwen3.native_spec import published
 from torchtitan_qwen3_trn.models.qwen3.values import nearest
 
 if TYPE_CHECKING:

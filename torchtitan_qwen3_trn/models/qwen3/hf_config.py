@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hf_files.folder import read_json
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn, inconsistencies
 from torchtitan_qwen3_trn.models.qwen3.values import WRONG, as_kind, said
-from torchtitan_qwen3_trn.weights.folder import read_json
 
 __all__ = ["from_hf_config", "read_hf_config"]
 

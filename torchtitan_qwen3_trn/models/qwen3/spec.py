@@ -31,10 +31,10 @@ from torchtitan_qwen3_trn.models.qwen3.balanced import (
     forget_counts_after_steps,
     parallelize_balanced,
 )
-from torchtitan_qwen3_trn.models.qwen3.rope import YarnCosSinRoPE
 from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss, parameter_counts
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
-from torchtitan_qwen3_trn.overrides.qk_norm_rope import link
+from torchtitan_qwen3_trn.models.qwen3.yarn_rope import YarnCosSinRoPE
+from torchtitan_qwen3_trn.overrides.fused_qk_norm import link
 
 __all__ = ["expected_first_loss", "model_config", "model_spec", "parameter_counts"]
 

@@ -24,8 +24,8 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter as 
 from torchtitan.tools.logging import logger
 
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.weights.folder import read_json
-from torchtitan_qwen3_trn.weights.reader import WindowedReader
+from torchtitan_qwen3_trn.hf_files.folder import read_json
+from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
 
 __all__ = ["Qwen3StateDictAdapter", "file_numbers"]
 

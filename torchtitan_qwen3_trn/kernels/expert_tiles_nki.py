@@ -6,7 +6,7 @@ Shape suffixes are those of `nki_experts`. Written for the language subset of nk
 import nki.isa as nisa
 import nki.language as nl
 
-from torchtitan_qwen3_trn.kernels.nki_rope import bytes_of
+from torchtitan_qwen3_trn.kernels.rope_nki import bytes_of
 
 TILE = 128
 """Partitions; rows of a tile."""

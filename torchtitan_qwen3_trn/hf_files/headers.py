@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.weights.folder import read_json, weight_files
+from torchtitan_qwen3_trn.hf_files.folder import read_json, weight_files
 
 __all__ = ["DTYPE_BYTES", "INDEX", "TensorHeader", "check_tensors", "listed", "parse_header", "read_headers"]
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.hf_files.headers import TensorHeader
 from torchtitan_qwen3_trn.models.hf.layout import Layout
-from torchtitan_qwen3_trn.weights.headers import TensorHeader
 
 __all__ = ["tying_problems"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_qwen3_trn.checks.memory import check_memory
+from torchtitan_qwen3_trn.checks.native_model import divisors, tokenizer_entries
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.models.hf.build import attention_kinds
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import unknown_styles
-from torchtitan_qwen3_trn.models.memory import check_memory
-from torchtitan_qwen3_trn.models.qwen3.job import divisors, tokenizer_entries
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from torchtitan_qwen3_trn.cli.table import print_table
-from torchtitan_qwen3_trn.job.schema import describe
+from torchtitan_qwen3_trn.job.values import describe
 from torchtitan_qwen3_trn.plugins import (
     InstalledPlugin,
     LoadedPlugin,

@@ -13,14 +13,14 @@ import torch
 from torch.distributed.tensor import DTensor
 from torchtitan.config import TORCH_DTYPE_MAP
 
+from torchtitan_qwen3_trn.checks.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
-from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
+from torchtitan_qwen3_trn.hf_files.folder import read_json
+from torchtitan_qwen3_trn.job.configuration import is_rank_zero
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
-from torchtitan_qwen3_trn.weights.assets import assets_problems, layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement
-from torchtitan_qwen3_trn.weights.files import parse_size
-from torchtitan_qwen3_trn.weights.folder import read_json
+from torchtitan_qwen3_trn.weights.folder_assets import assets_problems, layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.publish import clear_leftovers, destination_problem
 

@@ -17,7 +17,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torchtitan_qwen3_trn.kernels.nki_rope import (
+from torchtitan_qwen3_trn.kernels.rope_nki import (
     GPSIMD_SHARE,
     PARTITIONS,
     TILE_BYTES,

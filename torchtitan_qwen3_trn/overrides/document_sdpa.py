@@ -21,7 +21,7 @@ from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAt
 
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import NodeOverride
-from torchtitan_qwen3_trn.overrides.registration import MODEL_PREFIX, matching_nodes
+from torchtitan_qwen3_trn.job.override_plan import MODEL_PREFIX, matching_nodes
 
 if TYPE_CHECKING:
     from torchtitan.config import ParallelismConfig

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Transformers and torchtitan take seconds to import, which other subcommands need not wait for.
     from torchtitan.config import TORCH_DTYPE_MAP
 
-    from torchtitan_qwen3_trn.weights.files import parse_size
+    from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
     from torchtitan_qwen3_trn.weights.offline import export_checkpoint
 
     try:

@@ -10,7 +10,7 @@ from torchtitan.tools import utils
 from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.job.configuration import is_rank_zero
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of

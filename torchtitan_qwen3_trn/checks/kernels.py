@@ -9,7 +9,7 @@ from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.qwen3.model import Qwen3Model
 
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.job.configuration import is_rank_zero
 from torchtitan_qwen3_trn.kernels.limits import JobSize, violations
 from torchtitan_qwen3_trn.kernels.operator import KernelUnavailableError, Operator, logical_core_size
 

@@ -30,14 +30,14 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torchtitan_qwen3_trn.kernels.nki_qk_norm_rope import (
+from torchtitan_qwen3_trn.kernels.qk_norm_rope_nki import (
     load_weights,
     new_tile,
     scale_heads,
     scaled_products,
     weighted_tables,
 )
-from torchtitan_qwen3_trn.kernels.nki_rope import (
+from torchtitan_qwen3_trn.kernels.rope_nki import (
     PARTITIONS,
     blocks_of_core,
     bytes_of,

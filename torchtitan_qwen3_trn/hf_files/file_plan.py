@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchtitan_qwen3_trn.weights.headers import DTYPE_BYTES
+from torchtitan_qwen3_trn.hf_files.headers import DTYPE_BYTES
 
 __all__ = ["DTYPE_NAMES", "FilePlan", "Place", "index_of", "natural_order", "parse_size", "plan_files"]
 

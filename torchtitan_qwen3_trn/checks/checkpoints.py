@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.load import is_rank_zero
+from torchtitan_qwen3_trn.job.configuration import is_rank_zero
 
 logger = logging.getLogger(__name__)
 

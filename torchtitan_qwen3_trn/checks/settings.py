@@ -11,12 +11,12 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_qwen3_trn.checks.checkpoints import check_checkpoint_folders
+from torchtitan_qwen3_trn.checks.optimizer import check_optimizer
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
-from torchtitan_qwen3_trn.job.checkpoints import check_checkpoint_folders
-from torchtitan_qwen3_trn.job.optimizer_checks import check_optimizer
-from torchtitan_qwen3_trn.job.schema import LARGEST_INTEGER, integer_range, join
 from torchtitan_qwen3_trn.job.trial import silenced
+from torchtitan_qwen3_trn.job.values import LARGEST_INTEGER, integer_range, join
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer

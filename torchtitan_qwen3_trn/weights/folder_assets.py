@@ -12,9 +12,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hf_files.folder import file_problem, read_json
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
-from torchtitan_qwen3_trn.weights.folder import file_problem, read_json
 
 __all__ = ["assets_problems", "has_tokenizer", "layout_and_class", "write_assets"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.schema import show
+from torchtitan_qwen3_trn.job.values import show
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.job.legacy import Table, translate
-from torchtitan_qwen3_trn.job.schema import show
+from torchtitan_qwen3_trn.job.values import show
 
 PROFILE_DEVICES = ("cpu", "cuda", "neuron")
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from torchtitan.config.manager import ConfigManager
 
+from torchtitan_qwen3_trn.config import TOP_LEVEL_HOMES
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.load import LoadedJob, flag_count, flag_value, is_rank_zero, load_job
-from torchtitan_qwen3_trn.job.options import TOP_LEVEL_HOMES
+from torchtitan_qwen3_trn.job.configuration import LoadedJob, flag_count, flag_value, is_rank_zero, load_job
 
 logger = logging.getLogger(__name__)
 

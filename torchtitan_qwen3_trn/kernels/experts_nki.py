@@ -25,7 +25,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from torchtitan_qwen3_trn.kernels.nki_expert_tiles import (
+from torchtitan_qwen3_trn.kernels.expert_tiles_nki import (
     MOVING,
     TILE,
     block_bounds,

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtitan_qwen3_trn.checks.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.checkpoints import newest_checkpoint
+from torchtitan_qwen3_trn.hf_files.headers import check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.tying import tying_problems
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import from_folder, hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
-from torchtitan_qwen3_trn.weights.check import config_differences, count_problems
-from torchtitan_qwen3_trn.weights.headers import check_tensors, read_headers
-from torchtitan_qwen3_trn.weights.tying import tying_problems
+from torchtitan_qwen3_trn.weights.folder_check import config_differences, count_problems
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from torchtitan_qwen3_trn.config import Backend, JobOptions, ModelOptions
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.job_file import JobFile, lay_over, read_job_file
 from torchtitan_qwen3_trn.job.legacy import Table
-from torchtitan_qwen3_trn.job.options import Backend, JobOptions, ModelOptions
-from torchtitan_qwen3_trn.job.reader import JobFile, lay_over, read_job_file
-from torchtitan_qwen3_trn.job.schema import ValueProblems
 from torchtitan_qwen3_trn.job.trial import silenced
+from torchtitan_qwen3_trn.job.values import ValueProblems
 from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, installed_plugins, load, plugins_config_type
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hf_files.folder import read_json
+from torchtitan_qwen3_trn.hf_files.headers import DTYPE_BYTES, INDEX, TensorHeader, check_tensors, read_headers
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import LAYERS_AND_EXPERTS, counts, from_folder
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
 from torchtitan_qwen3_trn.models.qwen3.hf_config import read_hf_config
-from torchtitan_qwen3_trn.weights.folder import read_json
-from torchtitan_qwen3_trn.weights.headers import DTYPE_BYTES, INDEX, TensorHeader, check_tensors, read_headers
 from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
 __all__ = ["check_export", "config_differences", "count_problems", "layout_of_folder", "total_size_problems"]
