@@ -98,7 +98,7 @@ def as_dtype(dtype: object, where: object = "dtype") -> DType:
     else:
         name = str(dtype).removeprefix("torch.")
     if name not in ALL:
-        fail(where, f"NKI has no data type {name!r}; it has {', '.join(ALL)}")
+        fail(where, f"NKI has no data type {name!r}, only {', '.join(ALL)}")
     return ALL[name]
 
 

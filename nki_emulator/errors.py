@@ -1,4 +1,4 @@
-"""The one error every misuse ends in: instruction, operand, what was found, what the limit is."""
+"""The error for every misuse. Its message names the instruction, the operand, the value and the limit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import NoReturn
 
 
 class NkiValidationError(Exception):
-    """A documented limit of the language, the simulator or the hardware is violated."""
+    """A kernel violates a documented limit of the language, the simulator or the hardware."""
 
 
 def fail(where: object, what: str) -> NoReturn:
+    """Raise `NkiValidationError`; `where` names the instruction and the operand."""
     raise NkiValidationError(f"{where}: {what}")

@@ -52,15 +52,18 @@ def slice_range(key: slice | ds, dim: int, size: int, where: object) -> tuple[in
     else:
         step = 1 if key.step is None else static_int(key.step, where)
         if step < 1:
-            fail(where, f"dimension {dim}: step {step}; it must be at least 1")
+            fail(where, f"dimension {dim}: step must be at least 1, got {step}")
         start = 0 if key.start is None else static_int(key.start, where)
         stop = size if key.stop is None else static_int(key.stop, where)
         start, stop = (start + size if start < 0 else start), (stop + size if stop < 0 else stop)
         count = max(0, -(-(stop - start) // step))
         if stop > size:
-            fail(where, f"dimension {dim}: {start}:{stop} exceeds the size {size}")
+            fail(where, f"slice {start}:{stop} is out of bounds for dimension {dim} with size {size}")
     if count < 1 or start < 0 or start + (count - 1) * step >= size:
-        fail(where, f"dimension {dim}: start {start}, {count} elements, step {step} exceeds the size {size}")
+        fail(
+            where,
+            f"{count} elements from {start} with step {step} are out of bounds for dimension {dim} with size {size}",
+        )
     return start, step, count
 
 
@@ -71,5 +74,5 @@ def position(key: Any, dim: int, size: int, where: object) -> int:
     index = static_int(key, where)
     index += size if index < 0 else 0
     if not 0 <= index < size:
-        fail(where, f"dimension {dim}: index {index} is outside the size {size}")
+        fail(where, f"index {index} is out of bounds for dimension {dim} with size {size}")
     return index

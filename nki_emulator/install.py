@@ -1,4 +1,4 @@
-"""Making `import nki` find the emulator, unless AWS's package is there."""
+"""Makes `import nki` find the emulator where AWS's package is not installed."""
 
 from __future__ import annotations
 

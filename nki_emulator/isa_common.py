@@ -80,17 +80,17 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 def choose(where: str, kind: type[Choice], value: Any) -> Choice:
-    """A member of an enumeration; its number is taken too, as NKI 0.3 did."""
+    """A member of an enumeration. Its number is accepted too, as in NKI 0.3."""
     if isinstance(value, kind):
         return value
     try:
         return kind(value)
     except ValueError:
-        fail(where, f"{value!r} is not one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}")
+        fail(where, f"must be one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}, got {value!r}")
 
 
 class NkiInstruction(NKIObject):
-    """Handle of an issued instruction. Instructions run in program order here, so dependencies hold already."""
+    """Handle of an issued instruction. Instructions run in program order, so dependencies always hold."""
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
         return self
@@ -150,7 +150,7 @@ def tile(core: Core, instruction: str, operand: str, tensor: Any, *buffers: Memo
     """Check that `tensor` is an on-chip tile in one of `buffers` (default SBUF and PSUM) that hardware can address."""
     where = f"nisa.{instruction}: {operand}"
     if not isinstance(tensor, NkiTensor):
-        fail(where, f"must be a tensor, not {type(tensor).__name__}")
+        fail(where, f"must be a tensor, got {type(tensor).__name__}")
     allowed = buffers or (MemoryRegion.sbuf, MemoryRegion.psum)
     if tensor.buffer not in allowed:
         fail(where, f"{tensor!r} must be in {' or '.join(map(str, allowed))}")
@@ -164,7 +164,10 @@ def tile(core: Core, instruction: str, operand: str, tensor: Any, *buffers: Memo
 
 
 def check_start_partition(where: str, tensor: NkiTensor) -> None:
-    """More than 64 partitions start at 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96 (ARCH1)."""
+    """More than 64 partitions start at 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96.
+
+    Source: trainium_inferentia2_arch.rst.
+    """
     start, count = tensor.start_partition, tensor.shape[0]
     step = 128 if count > 64 else 64 if count > 32 else 32
     if start % step:
@@ -215,7 +218,7 @@ def pick_engine(instruction: str, chosen: engine, *allowed: engine) -> engine:
     if chosen is engine.unknown:
         return allowed[0]
     if chosen not in allowed:
-        fail(f"nisa.{instruction}: engine", f"{chosen.name} cannot run it; {', '.join(e.name for e in allowed)} can")
+        fail(f"nisa.{instruction}: engine", f"must be {' or '.join(e.name for e in allowed)}, got {chosen.name}")
     return chosen
 
 
@@ -273,11 +276,11 @@ def scalar_operand(
     where = f"nisa.{instruction}: {name}"
     if not isinstance(operand, NkiTensor):
         if isinstance(operand, VirtualRegister):
-            fail(where, "a register cannot be an operand; store it to a tile first")
+            fail(where, "must not be a register; store the register to a tile first")
         try:
             return np.float32(operand)
         except (TypeError, ValueError):
-            fail(where, f"must be a number or a ({partitions}, 1) tile, not {operand!r}")
+            fail(where, f"must be a number or a ({partitions}, 1) tile, got {operand!r}")
     tile(core, instruction, name, operand)
     if operand.size != partitions or operand.shape[0] != partitions:
         fail(where, f"{operand!r} must have shape ({partitions}, 1)")
@@ -302,14 +305,14 @@ def arithmetic(op: Any, where: str) -> Op:
     found = as_op(op, where)
     if found.arithmetic is None:
         kind = "a bit operator" if found.bits else "an activation function"
-        fail(where, f"{found!r} is {kind}; an arithmetic operator is needed")
+        fail(where, f"must be an arithmetic operator; {found!r} is {kind}")
     return found
 
 
 def check_integers(instruction: str, **operands: Any) -> None:
     for name, tensor in operands.items():
         if isinstance(tensor, NkiTensor) and not tensor.dtype.is_int:
-            fail(f"nisa.{instruction}: {name}", f"{tensor!r}: bit operators need integers, not {tensor.dtype}")
+            fail(f"nisa.{instruction}: {name}", f"{tensor!r}: bit operators need integers, got {tensor.dtype}")
 
 
 def is_fp32(dtype: DType) -> bool:

@@ -1,4 +1,4 @@
-"""Registers, patterns, barriers, and exchange between the two cores of LNC 2."""
+"""Registers, affine patterns, barriers, and transfers between the two cores of LNC 2."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
 def _one_element(instruction: str, operand: str, tensor: Any) -> NkiTensor:
     where = f"nisa.{instruction}: {operand}"
     if not isinstance(tensor, NkiTensor) or tensor.size != 1:
-        fail(where, f"must be a tensor of exactly one element, not {tensor!r}")
+        fail(where, f"must be a tensor of exactly one element, got {tensor!r}")
     if tensor.buffer is MemoryRegion.psum:
         fail(where, f"{tensor!r} is in psum; registers load from and store to HBM and sbuf")
     return tensor
@@ -75,7 +75,7 @@ def affine(
     """offset + partition * channel_multiplier + sum of step * index, [partitions, n], 32-bit integers."""
     where = f"nisa.{instruction}: pattern"
     if not 1 <= len(pattern) <= 4:
-        fail(where, f"{pattern} has {len(pattern)} dimensions; 1 to 4 are possible")
+        fail(where, f"must have 1 to 4 dimensions, got {pattern}")
     count = int(np.prod([num for _, num in pattern]))
     if count != n:
         fail(where, f"{pattern} yields {count} values per partition; the tile has {n}")
@@ -121,7 +121,7 @@ def affine_select(
         fail(f"{where}: on_false_value", "must be a number")
     compare = as_op(cmp_op, f"{where}: cmp_op")
     if not compare.name.startswith(("equal", "not_equal", "less", "greater")):
-        fail(f"{where}: cmp_op", f"{compare!r} is not a comparison")
+        fail(f"{where}: cmp_op", f"must be a comparison, got {compare!r}")
     n = dst.per_partition
     values = affine("affine_select", pattern, offset, channel_multiplier, dst.shape[0], n)
     assert compare.native is not None
@@ -137,13 +137,13 @@ def affine_select(
 def core_barrier(
     data: NkiTensor, cores: tuple[int, ...], engine: engine = engine.gpsimd, name: str | None = None
 ) -> NkiInstruction:
-    """Both cores wait here for each other."""
+    """Wait until both cores have reached this barrier."""
     core = begin("core_barrier")
     where = "nisa.core_barrier"
     if not isinstance(data, NkiTensor) or data.buffer is not MemoryRegion.shared_hbm:
-        fail(f"{where}: data", f"{data!r} must be in shared_hbm")
+        fail(f"{where}: data", f"must be a tensor in shared_hbm, got {data!r}")
     if tuple(cores) != (0, 1):
-        fail(f"{where}: cores", f"{cores}; only (0, 1) is supported")
+        fail(f"{where}: cores", f"must be (0, 1), got {cores}")
     if core.group.size != 2:
         fail(where, "needs LNC 2; the kernel runs at LNC 1")
     mine, theirs = core.group.barriers[core.rank], core.group.barriers[1 - core.rank]
@@ -153,7 +153,7 @@ def core_barrier(
     if theirs[position - 1] is not data.storage:
         fail(
             f"{where}: data",
-            f"barrier {position} on {data.name!r} in core {core.rank}, on {theirs[position - 1].name!r} there",
+            f"barrier {position} is on {data.name!r} in core {core.rank} but on {theirs[position - 1].name!r} in the other",
         )
     return end(core, engine.name, "core_barrier", cost.MIN_II)
 
@@ -170,29 +170,29 @@ def sendrecv(
     dma_engine: dma_engine = dma_engine.dma,
     name: str | None = None,
 ) -> NkiInstruction:
-    """Send `src` to one core while receiving `dst` from one."""
+    """Send `src` to one core and receive `dst` from one, at the same time."""
     core = begin("sendrecv")
     where = "nisa.sendrecv"
     for operand, t in (("src", src), ("dst", dst)):
         tile(core, "sendrecv", operand, t, MemoryRegion.sbuf)
     if src.dtype is not dst.dtype or src.shape != dst.shape:
-        fail(where, f"src {src!r} and dst {dst!r} must have one shape and type")
+        fail(where, f"src {src!r} and dst {dst!r} must have the same shape and type")
     if core.group.size != 2:
         fail(where, "needs LNC 2; the kernel runs at LNC 1")
     send_to_rank, recv_from_rank = int(send_to_rank), int(recv_from_rank)
     if send_to_rank not in (0, 1) or recv_from_rank not in (0, 1):
-        fail(where, f"send_to_rank {send_to_rank}, recv_from_rank {recv_from_rank}: ranks are 0 and 1")
+        fail(where, f"send_to_rank and recv_from_rank must be 0 or 1, got {send_to_rank} and {recv_from_rank}")
     if dma_engine.name == "gpsimd_dma":
         limit, size = _GPSIMD_DMA_BYTES[src.dtype.itemsize], src.per_partition * src.dtype.itemsize
         if size > limit:
             fail(
-                f"{where}: dma_engine", f"gpsimd_dma moves up to {limit} bytes per partition of {src.dtype}, not {size}"
+                f"{where}: dma_engine", f"gpsimd_dma moves up to {limit} bytes per partition of {src.dtype}, got {size}"
             )
-    mail = core.group.mail
-    mail.setdefault((core.rank, send_to_rank, int(pipe_id)), []).append(read(src, f"{where}: src").copy())
-    box = (recv_from_rank, core.rank, int(pipe_id))
-    core.group.wait_until(core.rank, lambda: bool(mail.get(box)), f"{where} pipe_id {pipe_id}")
-    received = mail[box].pop(0)
+    messages = core.group.messages
+    messages.setdefault((core.rank, send_to_rank, int(pipe_id)), []).append(read(src, f"{where}: src").copy())
+    channel = (recv_from_rank, core.rank, int(pipe_id))
+    core.group.wait_until(core.rank, lambda: bool(messages.get(channel)), f"{where} pipe_id {pipe_id}")
+    received = messages[channel].pop(0)
     if received.shape != dst.shape or received.dtype != dst.dtype.np:
         fail(f"{where}: dst", f"{dst!r}, but core {recv_from_rank} sends {received.dtype} {received.shape}")
     write(dst, received, f"{where}: dst")

@@ -21,9 +21,9 @@ from .views import NkiTensor
 def _operand(core: Core, instruction: str, name: str, tensor: Any) -> NkiTensor:
     where = f"nisa.{instruction}: {name}"
     if not isinstance(tensor, NkiTensor):
-        fail(where, f"must be a tensor, not {type(tensor).__name__}")
+        fail(where, f"must be a tensor, got {type(tensor).__name__}")
     if tensor.buffer is MemoryRegion.psum:
-        fail(where, f"{tensor!r} is in psum; DMA reaches only HBM and sbuf")
+        fail(where, f"{tensor!r} is in psum; DMA can only access HBM and sbuf")
     if tensor.storage.core not in (None, core.rank):
         fail(where, f"{tensor!r} belongs to core {tensor.storage.core}, not to core {core.rank}")
     if tensor.on_chip and tensor.shape[0] > PARTITIONS:
@@ -37,11 +37,14 @@ def _operand(core: Core, instruction: str, name: str, tensor: Any) -> NkiTensor:
 def _skip(tensor: NkiTensor, where: str, mode: oob_mode, lowest: int, highest: int, limit: int) -> None:
     if mode is oob_mode.error:
         bad = lowest if lowest < 0 else highest
-        fail(where, f"runtime index {bad} of {tensor!r} leaves 0..{limit - 1}; oob_mode.skip would skip it")
+        fail(
+            where,
+            f"runtime index {bad} is out of bounds for {tensor!r}, must be 0 to {limit - 1}; oob_mode.skip skips such rows",
+        )
 
 
 def gather(tensor: NkiTensor, where: str, mode: oob_mode) -> tuple[np.ndarray, np.ndarray | None]:
-    """Elements of a view and, for rows that do not exist, a mask of those that do (None: all)."""
+    """Elements of a view and, for the mask of rows that exist (None if all do)."""
     by = tensor.indirect_by
     if by is None:
         return tensor.array(where), None
@@ -83,7 +86,7 @@ def scatter(tensor: NkiTensor, values: np.ndarray, where: str, mode: oob_mode, *
     if len(twice) and unique:
         fail(where, f"row {twice[0]} of {tensor!r} occurs more than once; indices must be unique")
     table[index] = values
-    for row in twice:  # which write stays is undefined, so the row becomes what undefined memory holds
+    for row in twice:  # which write wins is undefined, so the row becomes uninitialised
         same = values[index == row]
         if not np.array_equal(same, np.broadcast_to(same[:1], same.shape), equal_nan=False):
             table[row] = uninitialised(tensor.dtype)
@@ -101,7 +104,7 @@ def _check_read(core: Core, name: str, tensor: NkiTensor) -> None:
 
 
 def _note_write(core: Core, name: str, tensor: NkiTensor) -> None:
-    """Remember who writes. Two cores writing one place is no error: padding rows are written by both."""
+    """Record the writing core. Two cores may write the same place: both write padding rows."""
     marks = core.group.writer_marks(tensor, make=True)
     if marks is not None:
         mark = np.full(marks.shape, core.group.mark(core.rank), np.uint16)
@@ -172,9 +175,9 @@ def _check_dge(instruction: str, mode: dge_mode, on: engine, *tensors: NkiTensor
     if vector and mode.name in ("hwdge", "none"):
         fail(where, f"{mode.name} cannot gather or scatter; only swdge takes a vector_offset")
     if mode.name == "none" and any(t.is_indirect() for t in tensors):
-        fail(where, "none needs addresses known before the kernel runs; a scalar_offset is not")
+        fail(where, "none needs addresses known before the kernel runs, which a scalar_offset is not")
     if on.name != "unknown" and (mode.name != "hwdge" or on.name not in ("sync", "scalar")):
-        fail(f"nisa.{instruction}: engine", f"{on.name}: only sync or scalar, and only with dge_mode.hwdge")
+        fail(f"nisa.{instruction}: engine", f"must be sync or scalar, with dge_mode.hwdge, got {on.name}")
 
 
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -197,10 +200,10 @@ def dma_transpose(
     _operand(core, "dma_transpose", "src", src)
     where = "nisa.dma_transpose"
     if src.ndim not in _AXES:
-        fail(f"{where}: src", f"{src!r} has {src.ndim} dimensions; 2, 3 or 4 are possible")
+        fail(f"{where}: src", f"{src!r} must have 2, 3 or 4 dimensions")
     order = _AXES[src.ndim]
     if axes is not None and tuple(axes) != order:
-        fail(f"{where}: axes", f"{tuple(axes)}; with {src.ndim} dimensions only {order} is possible")
+        fail(f"{where}: axes", f"must be {order} with {src.ndim} dimensions, got {tuple(axes)}")
     if dst.buffer is not MemoryRegion.sbuf:
         fail(f"{where}: dst", f"{dst!r} must be in sbuf")
     if dst.dtype is not src.dtype:
@@ -214,7 +217,7 @@ def dma_transpose(
     elif dge_mode.name == "hwdge":
         _check_hwdge_transpose(where, src)
     elif dge_mode.name != "unknown":
-        fail(f"{where}: dge_mode", f"{dge_mode.name}; only unknown and hwdge without vector_offset")
+        fail(f"{where}: dge_mode", f"must be unknown or hwdge without vector_offset, got {dge_mode.name}")
     _check_read(core, "dma_transpose: src", src)
     values, inside = gather(src, f"{where}: src", oob_mode)
     target = dst.array(f"{where}: dst")
@@ -230,10 +233,10 @@ def _check_gather_transpose(where: str, src: NkiTensor, mode: dge_mode) -> None:
     assert src.indirect_by is not None
     index = src.indirect_by.index
     rules = (
-        (mode.name in ("unknown", "swdge"), f"dge_mode {mode.name}; only unknown and swdge with vector_offset"),
+        (mode.name in ("unknown", "swdge"), f"dge_mode must be unknown or swdge with vector_offset, got {mode.name}"),
         (src.ndim != 4 or 1 in src.shape[1:3], f"src shape {src.shape}: dimension 1 or 2 must be 1"),
-        (src.shape[-1] <= 128, f"src shape {src.shape}: the last dimension may have at most 128"),
-        (src.dtype.itemsize == 2, f"src {src.dtype}: the element must have 2 bytes"),
+        (src.shape[-1] <= 128, f"src shape {src.shape}: the last dimension must be at most 128"),
+        (src.dtype.itemsize == 2, f"src {src.dtype}: elements must have 2 bytes"),
         (src.buffer in HBM, f"src {src!r} must be in HBM"),
         (src.shape[0] % 16 == 0, f"src shape {src.shape}: dimension 0 must be a multiple of 16"),
         (index.ndim == 2, f"indices {index!r} must have 2 dimensions"),
@@ -257,9 +260,9 @@ def _check_hwdge_transpose(where: str, src: NkiTensor) -> None:
             f"hwdge, src shape {src.shape}: dimension 0 must be 1, 2, 4, 8 or 16, times dimension -2 a multiple of 16",
         )
     if last > 128:
-        fail(where, f"hwdge, src shape {src.shape}: the last dimension may have at most 128")
+        fail(where, f"hwdge, src shape {src.shape}: the last dimension must be at most 128")
     if src.dtype.itemsize != 2:
-        fail(where, f"hwdge, src {src.dtype}: the element must have 2 bytes")
+        fail(where, f"hwdge, src {src.dtype}: elements must have 2 bytes")
 
 
 def dma_compute(
@@ -281,22 +284,22 @@ def dma_compute(
         if src.size != dst.size:
             fail(f"{where}: srcs[{i}]", f"{src!r} has {src.size} elements, dst {dst!r} {dst.size}")
     if not 1 <= len(srcs) <= 16:
-        fail(f"{where}: srcs", f"{len(srcs)} tensors; 1 to 16 are possible")
+        fail(f"{where}: srcs", f"must be 1 to 16 tensors, got {len(srcs)}")
     if as_op(reduce_op, f"{where}: reduce_op") is not add:
-        fail(f"{where}: reduce_op", f"{reduce_op!r}; only nl.add is supported")
+        fail(f"{where}: reduce_op", f"must be nl.add, got {reduce_op!r}")
     if scales is not None and any(s != 1.0 for s in scales):
-        fail(f"{where}: scales", f"{scales}; only 1.0 is supported")
+        fail(f"{where}: scales", f"must be 1.0, got {scales}")
     indirect = [t for t in (dst, *srcs) if t.is_indirect()]
     if indirect:
         _check_index("dma_compute", dst=dst, **{f"srcs[{i}]": t for i, t in enumerate(srcs)})
         if len(srcs) != 2:
-            fail(f"{where}: srcs", f"{len(srcs)} tensors; read-modify-write with a vector_offset takes exactly 2")
+            fail(f"{where}: srcs", f"read-modify-write with a vector_offset takes exactly 2 tensors, got {len(srcs)}")
         if not unique_indices:
-            fail(f"{where}: unique_indices", "False is not supported")
+            fail(f"{where}: unique_indices", "must be True")
         if any(not t.indirect_by.vector for t in indirect if t.indirect_by):
-            fail(where, "a scalar_offset is not possible; addresses must be static or a vector_offset")
+            fail(where, "must not have a scalar_offset; addresses must be static or a vector_offset")
         if dst.is_indirect() and not any(s.is_indirect() and s.storage is dst.storage for s in srcs):
-            fail(f"{where}: srcs", "scatter needs dst itself, with the same vector_offset, among srcs")
+            fail(f"{where}: srcs", "must include dst with the same vector_offset, because scatter adds to it")
     total: np.ndarray | None = None
     mask: np.ndarray | None = None
     for i, src in enumerate(srcs):

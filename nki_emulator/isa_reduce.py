@@ -50,10 +50,10 @@ def tensor_reduce(
     tile(core, "tensor_reduce", "data", data)
     axes = sorted(a % data.ndim for a in ((axis,) if isinstance(axis, int) else tuple(axis)))
     if not axes or axes[0] == 0 or axes != list(range(axes[0], data.ndim)):
-        fail(f"{where}: axis", f"{axis} of {data!r}: must be the last free dimensions, without gaps and without 0")
+        fail(f"{where}: axis", f"must be the last free dimensions of {data!r}, without gaps and without 0, got {axis}")
     found = as_op(op, f"{where}: op")
     if found.reduce is None:
-        fail(f"{where}: op", f"{found!r} is not a legal reduction")
+        fail(f"{where}: op", f"must be a reduction, got {found!r}")
     same_partitions("tensor_reduce", dst, data=data)
     kept = int(np.prod(data.shape[1 : axes[0]], dtype=np.int64))
     if dst.per_partition != kept:
@@ -62,7 +62,7 @@ def tensor_reduce(
     if found.bits is not None:
         check_integers("tensor_reduce", dst=dst, data=data)
         if negate:
-            fail(f"{where}: negate", "only with arithmetic operators")
+            fail(f"{where}: negate", "needs an arithmetic operator")
         write(dst, bit_result(found.reduce(values, axis=2), dst), f"{where}: dst")
     else:
         with np.errstate(all="ignore"):
@@ -83,7 +83,7 @@ def vector_accumulate(
     result: NkiTensor | None,
     negate: bool = False,
 ) -> None:
-    """Row reductions into the Vector Engine's accumulator registers, one per partition, and reading them out."""
+    """Reduce rows into the Vector Engine's accumulator registers, one per partition, and read the registers."""
     where = f"nisa.{instruction}: reduce_res"
     p = rows.shape[0]
     registers = core.vector_accumulator[:p]
@@ -128,7 +128,7 @@ def tensor_scalar_reduce(
     same_elements("tensor_scalar_reduce", dst, data=data)
     reducer = arithmetic(reduce_op, f"{where}: reduce_op")
     if reducer.name not in ("add", "multiply", "maximum", "minimum"):
-        fail(f"{where}: reduce_op", f"{reducer!r}; add, multiply, maximum and minimum are possible")
+        fail(f"{where}: reduce_op", f"must be add, multiply, maximum or minimum, got {reducer!r}")
     x = scalar_step(
         core,
         "tensor_scalar_reduce",
@@ -153,7 +153,7 @@ def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str 
         fail(f"{where}: dst", f"{dst!r} must be one partition of {data.per_partition} elements")
     found = as_op(op, f"{where}: op")
     if found.name not in ("add", "maximum", "bitwise_or", "bitwise_and"):
-        fail(f"{where}: op", f"{found!r}; add, maximum, bitwise_or and bitwise_and are possible")
+        fail(f"{where}: op", f"must be add, maximum, bitwise_or or bitwise_and, got {found!r}")
     assert found.reduce is not None
     if found.bits is not None:
         check_integers("tensor_partition_reduce", dst=dst, data=data)

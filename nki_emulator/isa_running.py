@@ -122,10 +122,10 @@ def tensor_scalar_cumulative(
     same_elements("tensor_scalar_cumulative", dst, src=src)
     for operand, t in (("dst", dst), ("src", src)):
         if t.dtype in (int32, uint32):
-            fail(f"{where}: {operand}", f"{t!r}: int32 and uint32 are not supported")
+            fail(f"{where}: {operand}", f"{t!r} must not be int32 or uint32")
     second = arithmetic(op1, f"{where}: op1")
     if second.name not in ("add", "subtract", "multiply", "maximum", "minimum"):
-        fail(f"{where}: op1", f"{second!r}; add, subtract, multiply, maximum and minimum are possible")
+        fail(f"{where}: op1", f"must be add, subtract, multiply, maximum or minimum, got {second!r}")
     x = scalar_step(
         core, "tensor_scalar_cumulative", arithmetic(op0, f"{where}: op0"), read32(src, where), imm0, False, "imm0"
     )
@@ -136,10 +136,10 @@ def tensor_scalar_cumulative(
         row[:] = second.identity
     elif reduce_cmd.name == "load_reduce":
         if imm1 is None:
-            fail(f"{where}: imm1", "missing; load_reduce starts from it")
+            fail(f"{where}: imm1", "is missing; load_reduce starts from it")
         row[:] = np.broadcast_to(scalar_operand(core, "tensor_scalar_cumulative", "imm1", imm1, p), (p, 1))[:, 0]
     elif reduce_cmd.name != "reduce":
-        fail(f"{where}: reduce_cmd", f"{reduce_cmd.name}; reset_reduce, load_reduce and reduce are possible")
+        fail(f"{where}: reduce_cmd", f"must be reset_reduce, load_reduce or reduce, got {reduce_cmd.name}")
     out = np.empty((x.shape[1], p), np.float32)
     assert second.arithmetic is not None
     with np.errstate(all="ignore"):

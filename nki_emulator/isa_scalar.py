@@ -88,11 +88,11 @@ def _activation(
         result = np.asarray(found.activation(x), np.float32)
     write32(dst, result, f"{where}: dst")
     if command.name == "load_reduce":
-        fail(f"{where}: reduce_cmd", "load_reduce is not possible; idle, reset, reduce and reset_reduce are")
+        fail(f"{where}: reduce_cmd", "must be idle, reset, reduce or reset_reduce, got load_reduce")
     if command.name != "idle" or reduce_res is not None:
         sums = command.name in ("reduce", "reset_reduce")
         if sums and (reduce_op is None or as_op(reduce_op, f"{where}: reduce_op") is not add):
-            fail(f"{where}: reduce_op", f"{reduce_op!r}; only nl.add is possible")
+            fail(f"{where}: reduce_op", f"must be nl.add, got {reduce_op!r}")
         registers = core.scalar_accumulator[:p]
         if command.name in ("reset", "reset_reduce"):
             registers[:] = 0
@@ -104,6 +104,6 @@ def _activation(
         if reduce_res.shape[0] != p or reduce_res.size != p:
             fail(f"{where}: reduce_res", f"{reduce_res!r} must have shape ({p}, 1)")
         write32(reduce_res, core.scalar_accumulator[:p].reshape(p, 1), f"{where}: reduce_res")
-        # Reading the accumulator is an instruction of about 64 cycles (OLD).
+        # Reading the accumulator is an instruction of about 64 cycles (cost tables of nki.isa up to SDK 2.26).
         end(core, engine.scalar, f"{instruction} (read accumulator)", cost.MIN_II)
     return NkiInstruction()

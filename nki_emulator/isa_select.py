@@ -97,7 +97,7 @@ def select_reduce(
 
 def _only_maximum(where: str, op: Any) -> None:
     if as_op(op, f"{where}: reduce_op") is not maximum:
-        fail(f"{where}: reduce_op", f"{op!r}; only nl.maximum is supported")
+        fail(f"{where}: reduce_op", f"must be nl.maximum, got {op!r}")
 
 
 def range_select(
@@ -125,17 +125,17 @@ def range_select(
     if not on_true_tile.dtype.is_float:
         fail(f"{where}: on_true_tile", f"{on_true_tile!r} must be a float type")
     if np.float32(on_false_value) != np.float32(FP32_MIN):
-        fail(f"{where}: on_false_value", f"{on_false_value}; hardware has only {FP32_MIN}")
+        fail(f"{where}: on_false_value", f"must be {FP32_MIN}, got {on_false_value}")
     _only_maximum(where, reduce_op)
     p, n = dst.shape[0], dst.per_partition
     if abs(int(range_start)) + n > 2**24:
-        fail(f"{where}: range_start", f"{range_start} plus {n} positions leaves 2**24, where float32 is exact")
+        fail(f"{where}: range_start", f"{range_start} plus {n} positions exceeds 2**24, up to which float32 is exact")
     position = np.arange(n, dtype=np.float32) + np.float32(int(range_start))
     kept = np.ones((p, n), bool)
     for label, op, bound in (("comp_op0", comp_op0, bound0), ("comp_op1", comp_op1, bound1)):
         compare = as_op(op, f"{where}: {label}")
         if compare.name not in ("equal", "less", "less_equal", "greater", "greater_equal"):
-            fail(f"{where}: {label}", f"{compare!r}; equal, less, less_equal, greater and greater_equal are possible")
+            fail(f"{where}: {label}", f"must be equal, less, less_equal, greater or greater_equal, got {compare!r}")
         value = scalar_operand(core, "range_select", f"bound of {label}", bound, p, only_float32=True)
         assert compare.native is not None
         kept &= compare.native(position[None, :], value)
@@ -149,9 +149,9 @@ def _eight(instruction: str, core: Core, operand: str, data: NkiTensor) -> np.nd
     where = f"nisa.{instruction}: {operand}"
     tile(core, instruction, operand, data)
     if not 8 <= data.per_partition <= 16384:
-        fail(where, f"{data!r} has {data.per_partition} elements per partition; 8 to 16384 are possible")
+        fail(where, f"{data!r} must have 8 to 16384 elements per partition, got {data.per_partition}")
     if data.ndim > 3:
-        fail(where, f"{data!r} has {data.ndim} dimensions; up to 3 are possible")
+        fail(where, f"{data!r} must have at most 3 dimensions, got {data.ndim}")
     return read32(data, where)
 
 
@@ -179,7 +179,7 @@ def _find(mask: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 
 def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """First position of each of 8 values; equal values take successive positions; all ones where there is none."""
+    """First position of each of 8 values; equal values take successive positions; all bits are set where a value does not occur."""
     core = begin("nc_find_index8")
     where = "nisa.nc_find_index8"
     tile(core, "nc_find_index8", "dst", dst)
@@ -233,7 +233,7 @@ def nc_match_replace8(
 def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: list[int], name: str | None = None
 ) -> NkiInstruction:
-    """Inside each 32-partition quadrant, partition i of dst = partition mask[i] of src; 255 leaves it."""
+    """Inside each 32-partition quadrant, partition i of dst = partition mask[i] of src; 255 keeps it unchanged."""
     core = begin("nc_stream_shuffle")
     where = "nisa.nc_stream_shuffle"
     tile(core, "nc_stream_shuffle", "dst", dst)
@@ -241,7 +241,7 @@ def nc_stream_shuffle(
     if dst.dtype is not src.dtype or dst.per_partition != src.per_partition:
         fail(f"{where}: dst", f"{dst!r} must have the type and elements per partition of src {src!r}")
     if len(shuffle_mask) != 32 or any(not (0 <= int(m) < 32 or int(m) == 255) for m in shuffle_mask):
-        fail(f"{where}: shuffle_mask", f"{shuffle_mask} must be 32 numbers from 0 to 31, or 255")
+        fail(f"{where}: shuffle_mask", f"must be 32 numbers from 0 to 31, or 255, got {shuffle_mask}")
     active = -(-max(src.shape[0], dst.shape[0]) // 32) * 32
     step = {32: 32, 64: 64}.get(active, 128)
     for operand, t in (("dst", dst), ("src", src)):
@@ -277,7 +277,10 @@ def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str |
         fail(f"{where}: indices", f"{indices!r} must be uint32")
     index = read(indices, f"{where}: indices").reshape(dst.shape[0], -1).astype(np.int64)
     if index.max() >= data.per_partition:
-        fail(f"{where}: indices", f"index {index.max()} leaves 0..{data.per_partition - 1} of data {data!r}")
+        fail(
+            f"{where}: indices",
+            f"index {index.max()} is out of bounds for {data!r}, must be 0 to {data.per_partition - 1}",
+        )
     values = read(data, f"{where}: data").reshape(data.shape[0], -1)
     write(dst, np.take_along_axis(values, index, axis=1), f"{where}: dst")
     return end(core, engine.gpsimd, "nc_n_gather", cost.gpsimd_pattern(dst.per_partition))
@@ -298,22 +301,25 @@ def local_gather(
         tile(core, "local_gather", operand, t, MemoryRegion.sbuf)
     p = src_buffer.shape[0]
     if index.shape[0] != p or dst.shape[0] != p or p % 16:
-        fail(where, f"dst {dst!r}, src_buffer {src_buffer!r} and index {index!r} need one multiple of 16 partitions")
+        fail(
+            where,
+            f"dst {dst!r}, src_buffer {src_buffer!r} and index {index!r} must have the same number of partitions, a multiple of 16",
+        )
     if index.dtype is not uint16:
         fail(f"{where}: index", f"{index!r} must be uint16")
     if dst.dtype is not src_buffer.dtype:
         fail(f"{where}: dst", f"{dst!r} must have src_buffer's type {src_buffer.dtype}")
     if num_elem_per_idx not in (1, 2, 4, 8, 16, 32):
-        fail(f"{where}: num_elem_per_idx", f"{num_elem_per_idx}; 1, 2, 4, 8, 16 and 32 are possible")
+        fail(f"{where}: num_elem_per_idx", f"must be 1, 2, 4, 8, 16 or 32, got {num_elem_per_idx}")
     lists = read(index, f"{where}: index").reshape(p // 16, 16, -1).transpose(0, 2, 1).reshape(p // 16, -1)
     valid = lists.shape[1] if num_valid_indices is None else int(num_valid_indices)
     if valid > min(lists.shape[1], 4096):
-        fail(f"{where}: num_valid_indices", f"{valid}; at most {min(lists.shape[1], 4096)}")
+        fail(f"{where}: num_valid_indices", f"must be at most {min(lists.shape[1], 4096)}, got {valid}")
     if valid * num_elem_per_idx != dst.per_partition:
         fail(f"{where}: dst", f"{dst!r} must have {valid} x {num_elem_per_idx} elements per partition")
     at = lists[:, :valid, None].astype(np.int64) + np.arange(num_elem_per_idx)
     if at.max() >= src_buffer.per_partition:
-        fail(f"{where}: index", f"reaches element {at.max()} of src_buffer {src_buffer!r}")
+        fail(f"{where}: index", f"element {at.max()} is out of bounds for src_buffer {src_buffer!r}")
     spread = np.repeat(at.reshape(p // 16, -1), 16, axis=0)
     values = read(src_buffer, f"{where}: src_buffer").reshape(p, -1)
     write(dst, np.take_along_axis(values, spread, axis=1), f"{where}: dst")
@@ -350,8 +356,8 @@ def nonzero_with_count(
 def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: str | None = None) -> NkiInstruction:
     """The K largest values, ascending, and their positions; element e sits in partition e % 16, column e // 16.
 
-    The documentation says both that each partition works on its own and that 16 partitions form one list; the
-    emulator takes the list, and writes its result to all 16 partitions. Order of equal values: later position first.
+    The documentation says both that each partition is independent and that 16 partitions form one list. The emulator
+    uses one list and writes its result to all 16 partitions. Of equal values, the later position comes first.
     """
     core = begin("topk")
     where = "nisa.topk"
@@ -363,7 +369,10 @@ def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: s
     if not 8 <= n < 65536 or not 1 <= k <= min(n, 32767) or src.per_partition * 16 < n:
         fail(where, f"n {n}, K {k}, src {src!r}: 8 <= n < 65536, 1 <= K <= n, K < 32768 and n / 16 columns in src")
     if p % 16 or val_dst.shape[0] != p or idx_dst.shape != val_dst.shape:
-        fail(where, f"src {src!r}, val_dst {val_dst!r}, idx_dst {idx_dst!r}: one multiple of 16 partitions")
+        fail(
+            where,
+            f"src {src!r}, val_dst {val_dst!r}, idx_dst {idx_dst!r} must have the same number of partitions, a multiple of 16",
+        )
     lists = (
         to_float32(read(src, f"{where}: src")).reshape(p // 16, 16, -1).transpose(0, 2, 1).reshape(p // 16, -1)[:, :n]
     )
@@ -374,7 +383,7 @@ def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: s
 
 
 def sequence_bounds(dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """Start and end of the run of equal ids around each element; (n, -1) where the id is 0."""
+    """Start and end of the run of equal ids that each element belongs to; (n, -1) where the id is 0."""
     core = begin("sequence_bounds")
     where = "nisa.sequence_bounds"
     tile(core, "sequence_bounds", "dst", dst, MemoryRegion.sbuf)

@@ -56,12 +56,15 @@ def nc_matmul(
         if t.dtype is float8_e4m3fn and core.generation < 4:
             fail(f"{where}: {operand}", f"{t!r}: float8_e4m3fn needs NeuronCore-v4")
     if is_fp32(stationary.dtype) != is_fp32(moving.dtype):
-        fail(where, f"stationary {stationary.dtype} and moving {moving.dtype}: float32 goes only with float32")
+        fail(
+            where,
+            f"stationary {stationary.dtype} and moving {moving.dtype}: float32 can only be multiplied with float32",
+        )
     if {stationary.dtype, moving.dtype} == {float8_e4m3, float8_e4m3fn}:
         fail(where, "float8_e4m3 and float8_e4m3fn cannot be mixed")
     double = perf_mode.name == "double_row"
     if double and not {stationary.dtype, moving.dtype} <= FP8:
-        fail(f"{where}: perf_mode", f"double_row takes fp8, not {stationary.dtype} and {moving.dtype}")
+        fail(f"{where}: perf_mode", f"double_row takes fp8, got {stationary.dtype} and {moving.dtype}")
     if double and (stationary.ndim != 3 or moving.ndim != 3 or stationary.shape[1] != 2 or moving.shape[1] != 2):
         fail(
             f"{where}: perf_mode",
@@ -122,7 +125,10 @@ def _tile(where: str, position: tuple[int, ...], size: tuple[int, ...]) -> tuple
     if not position and not size:
         return 128, 128
     if len(position or ()) != 2 or len(size or ()) != 2:
-        fail(where, f"tile_position {position} and tile_size {size}: give both, two numbers each, or neither")
+        fail(
+            where,
+            f"tile_position {position} and tile_size {size}: must both be given, as two numbers each, or both be omitted",
+        )
     for at, n in zip(position, size, strict=True):
         if n not in (32, 64, 128) or at % n or not 0 <= at < 128:
             fail(where, f"tile_position {position}, tile_size {size}: sizes 32, 64 or 128, positions multiples of them")
@@ -136,23 +142,24 @@ def _require_identity(where: str, moving: NkiTensor) -> None:
 
 
 def _accumulates(generation: int, dst: NkiTensor, accumulate: bool | None, where: str) -> bool:
-    """Whether this matmul adds to what is in PSUM: the first one on a place overwrites (nc_matmul, "Accumulation")."""
+    """Whether this matmul adds to what is in PSUM. The first one at a place overwrites (nc_matmul, "Accumulation")."""
     if accumulate is not None and not accumulate:
         return False
     state = psum_words(dst)
     first = state.reshape(-1)[0] if state.size else 0
     if (state != first).any():
-        fail(
-            f"{where}: accumulate", f"{dst!r} covers places in different states: part was started by a matmul, part not"
-        )
+        fail(f"{where}: accumulate", f"only a part of {dst!r} was written by a matmul")
     if first == PsumState.matmul.value:
         return True
     if first == PsumState.other.value and generation < 4:
         if accumulate is None:
             return False
-        fail(f"{where}: accumulate", f"{dst!r} was written by something other than a matmul; adding to it is undefined")
+        fail(
+            f"{where}: accumulate",
+            f"{dst!r} was written by something other than a matmul; accumulating onto it is undefined",
+        )
     if accumulate and first == PsumState.untouched.value:
-        fail(f"{where}: accumulate", f"True, but no matmul has started {dst!r}; the first must use False")
+        fail(f"{where}: accumulate", f"must be False for the first matmul into {dst!r}")
     return first == PsumState.other.value
 
 
@@ -168,7 +175,7 @@ def nc_transpose(
     if on == "unknown":
         on = "tensor" if dst.buffer is MemoryRegion.psum and data.buffer is MemoryRegion.sbuf else "vector"
     if on not in ("tensor", "vector"):
-        fail(f"{where}: engine", f"{on} cannot transpose; tensor and vector can")
+        fail(f"{where}: engine", f"must be tensor or vector, got {on}")
     if on == "tensor":
         tile(core, "nc_transpose", "dst", dst, MemoryRegion.psum)
         tile(core, "nc_transpose", "data", data, MemoryRegion.sbuf)

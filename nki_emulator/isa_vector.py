@@ -1,4 +1,4 @@
-"""Vector Engine and its neighbours: copies and elementwise maths."""
+"""Copies and elementwise arithmetic on the Vector, Scalar and GpSimd Engines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ANY = (engines.vector, engines.scalar, engines.gpsimd)
 def tensor_copy(
     dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown, name: str | None = None
 ) -> NkiInstruction:
-    """dst = src on chip: bit-exact in one type, through float32 otherwise."""
+    """dst = src on chip: bit-exact if the types agree, otherwise converted through float32."""
     core = begin("tensor_copy")
     tile(core, "tensor_copy", "dst", dst)
     tile(core, "tensor_copy", "src", src)
@@ -68,14 +68,14 @@ def _copy_cycles(on: engines, n: int, dst: NkiTensor, src: NkiTensor) -> float:
 
 
 def memset(dst: NkiTensor, value: float, engine: engines = engines.unknown, name: str | None = None) -> NkiInstruction:
-    """Fill with a number known while the kernel is built."""
+    """Fill with a constant."""
     core = begin("memset")
     tile(core, "memset", "dst", dst)
     on = pick_engine("memset", engine, engines.vector, engines.gpsimd)
     if on is engines.gpsimd:
         no_psum("memset", "GpSimd Engine", dst=dst)
     if isinstance(value, NkiTensor) or not isinstance(value, (int, float, np.number)):
-        fail("nisa.memset: value", f"must be a number known while the kernel is built, not {value!r}")
+        fail("nisa.memset: value", f"must be a number known while the kernel is built, got {value!r}")
     if dst.dtype.is_int and float(value).is_integer():
         limits = np.iinfo(dst.dtype.np)
         if not limits.min <= value <= limits.max:
@@ -86,7 +86,7 @@ def memset(dst: NkiTensor, value: float, engine: engines = engines.unknown, name
     else:
         filler = from_float32(np.array(value, np.float32), dst.dtype)
     write(dst, np.broadcast_to(filler, dst.shape), "nisa.memset: dst")
-    half = value == 0 and is_16_bit_float(dst)  # OLD
+    half = value == 0 and is_16_bit_float(dst)  # cost tables of nki.isa up to SDK 2.26
     return end(core, on, "memset", cost.streaming(dst.per_partition // 2 if half else dst.per_partition), dst)
 
 
@@ -162,7 +162,7 @@ def tensor_scalar(
     first = as_op(op0, f"{where}: op0")
     second = None if op1 is None else as_op(op1, f"{where}: op1")
     if second is None and operand1 is not None:
-        fail(f"{where}: operand1", "given without op1")
+        fail(f"{where}: operand1", "must not be given without op1")
     if second is not None and (first.bits is None) != (second.bits is None):
         fail(f"{where}: op0, op1", f"{first!r} and {second!r}: both must be arithmetic or both bit operators")
     on = _tensor_scalar_engine(core, engine, first, second)
@@ -193,9 +193,9 @@ def _tensor_scalar_engine(core: Core, engine: engines, first: Op, second: Op | N
     if engine is engines.unknown:
         return engines.gpsimd if rsqrt in (first, second) or "power" in pair else engines.vector
     if engine is engines.scalar and pair not in (("multiply", "add"), ("multiply", None), ("add", None)):
-        fail(where, f"the Scalar Engine runs multiply then add, multiply, or add, not {pair}")
+        fail(where, f"the Scalar Engine runs multiply then add, multiply, or add, got {pair}")
     if engine is engines.gpsimd and rsqrt not in (first, second):
-        fail(where, f"the GpSimd Engine runs tensor_scalar only for nl.rsqrt, not {pair}")
+        fail(where, f"the GpSimd Engine runs tensor_scalar only for nl.rsqrt, got {pair}")
     if first.bits is not None and engine is not engines.vector:
         fail(where, "bit operators run on the Vector Engine only")
     return pick_engine("tensor_scalar", engine, *_ANY)
@@ -213,7 +213,7 @@ def scalar_step(
                 fail(f"nisa.{instruction}: {label}", f"must be None or 0 with {op!r}, which takes one operand")
             return run(x)
         if operand is None:
-            fail(f"nisa.{instruction}: {label}", f"missing; {op!r} takes two operands")
+            fail(f"nisa.{instruction}: {label}", f"is missing; {op!r} takes two operands")
         # The documentation says float32; AWS's own kernels also pass bfloat16. Integers are refused.
         if isinstance(operand, NkiTensor) and not operand.dtype.is_float:
             fail(

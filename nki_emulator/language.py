@@ -1,6 +1,6 @@
 """The core of `nki.language`: types, buffers, tensors, loops, and calling an operator on tiles.
 
-`install` puts the operators (`ops`) and the maths (`language_math`) beside these, under the names AWS gives them.
+`install` adds the operators (`ops`) and the functions of `language_math` to the same module, under AWS's names.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
 
 def program_id(axis: int = 0) -> int:
     if axis != 0:
-        fail("nl.program_id: axis", f"{axis}; the launch grid has one axis")
+        fail("nl.program_id: axis", f"must be 0, got {axis}; the launch grid has one axis")
     return launch.current("nl.program_id").rank
 
 
@@ -280,7 +280,7 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
 
 def _step(where: str, step: Any) -> int:
     if not isinstance(step, int) or step < 1:
-        fail(f"{where}: step", f"{step!r} must be a positive integer known while the kernel is built")
+        fail(f"{where}: step", f"must be a positive integer known while the kernel is built, got {step!r}")
     return step
 
 
@@ -293,20 +293,20 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[VirtualRegister], None
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
-    """Run the body while the register it returns is not 0; it is tested before the first pass too."""
+    """Run the body while the register is not 0; it is tested before the first iteration too."""
     if not isinstance(init, VirtualRegister):
-        fail("nl.while_loop: init", f"must be a register, not {init!r}")
+        fail("nl.while_loop: init", f"must be a register, got {init!r}")
     register = init
     while register.value != 0:
         with launch.current("nl.while_loop").scope():
             register = body_fun(VirtualRegister(register.value))
         if not isinstance(register, VirtualRegister):
-            fail("nl.while_loop: body_fun", f"must return the next register, not {register!r}")
+            fail("nl.while_loop: body_fun", f"must return the next register, got {register!r}")
 
 
 @contextlib.contextmanager
 def no_reorder() -> Iterator[None]:
-    """Instructions run in program order here anyway."""
+    """No effect: the emulator always runs instructions in program order."""
     yield
 
 

@@ -1,4 +1,4 @@
-"""The maths of `nki.language` beyond the operators: reductions, softmax, transpose, matmul. All marked experimental.
+"""Functions of `nki.language` beyond the operators: reductions, softmax, transpose, matmul. AWS marks all experimental.
 
 Each call makes its own output tile and issues the instructions it needs.
 """
@@ -137,7 +137,7 @@ def tan(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
     """exp(x - max) / sum over the last dimension."""
     if axis not in (-1, x.ndim - 1) or x.ndim != 2:
-        fail("nl.softmax", f"{x!r}, axis {axis}: a 2-dimensional tile and its last dimension")
+        fail("nl.softmax", f"must get a 2-dimensional tile and its last dimension, got {x!r} and axis {axis}")
     peak, total, shifted = (_new((x.shape[0], 1), float32) for _ in range(3))
     isa.tensor_reduce(peak, ops.maximum, x, 1)
     isa.tensor_scalar(shifted, peak, ops.multiply, -1.0)

@@ -1,7 +1,7 @@
 """Running a kernel: arguments to HBM, one or two cores, results back.
 
-The two cores of LNC 2 are two threads of which exactly one runs at any time; the turn changes only where a core
-waits for the other, so every run gives the same result (nki_simulator.rst describes AWS's two threads).
+The two cores of LNC 2 are two threads, of which only one runs at a time. They switch only where one waits for the
+other, so every run gives the same result (nki_simulator.rst describes AWS's two threads).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _last: Report = Report()
 
 
 def generation() -> int:
-    """2, 3 or 4. AWS's simulator takes trn3 when NEURON_PLATFORM_TARGET_OVERRIDE is unset; this one takes trn2."""
+    """2, 3 or 4, the NeuronCore version. AWS's simulator takes trn3 when NEURON_PLATFORM_TARGET_OVERRIDE is unset; this one takes trn2."""
     target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     if target not in _TARGETS:
-        fail("NEURON_PLATFORM_TARGET_OVERRIDE", f"{target!r} is not one of {', '.join(_TARGETS)}")
+        fail("NEURON_PLATFORM_TARGET_OVERRIDE", f"must be one of {', '.join(_TARGETS)}, got {target!r}")
     return _TARGETS[target]
 
 
 class _AbortedError(Exception):
-    """The other core failed; this one stops without a message of its own."""
+    """Ends this core after the other one failed; its own message is not shown."""
 
 
 class Group:
-    """The cores of one launch and whose turn it is."""
+    """The cores of one launch, what they share, and which of them runs."""
 
     def __init__(self, size: int, first: int) -> None:
         self.size = size
@@ -55,7 +55,7 @@ class Group:
         self.failed = False
         self.shared: list[Storage] = []
         self.barriers: list[list[Storage]] = [[] for _ in range(size)]
-        self.mail: dict[tuple[int, int, int], list[Any]] = {}
+        self.messages: dict[tuple[int, int, int], list[Any]] = {}
         self.writers: dict[Storage, Storage] = {}
 
     def writer_marks(self, tensor: NkiTensor, *, make: bool) -> NkiTensor | None:
@@ -91,13 +91,13 @@ class Group:
                 raise _AbortedError
 
     def wait_until(self, core: int, ready: Callable[[], bool], what: str) -> None:
-        """Let the other core run until `ready()`; two cores waiting for ever is an error here, a hang on hardware."""
+        """Let the other core run until `ready()`. A deadlock, which hangs on hardware, is an error."""
         while not ready():
             other = 1 - core
             blocked = self.waiting[other]
             if self.finished[other] or (blocked is not None and not blocked()):
                 why = "has finished" if self.finished[other] else f"waits at {self.waiting_for[other]}"
-                fail(what, f"core {core} waits for ever: the other core {why}")
+                fail(what, f"deadlock: core {core} waits here, and the other core {why}")
             self.waiting[core], self.waiting_for[core] = ready, what
             with self.condition:
                 self.turn = other
@@ -151,7 +151,7 @@ class Core:
         strides = contiguous_strides(shape)
         if region in memory.HBM:
             if address is not None:
-                fail(where, "address is for SBUF and PSUM")
+                fail(where, "address is only for tensors in SBUF and PSUM")
             storage = self._hbm(region, shape, dtype, name, where)
         else:
             row = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
@@ -198,14 +198,14 @@ class Core:
         if life is None:
             return
         if not life.usable:
-            fail(f"tensor {storage.name!r}", "made inside a dynamic loop, used outside it")
+            fail(f"tensor {storage.name!r}", "was made inside a dynamic loop and is used outside it")
         if life.first_use < 0:
             life.first_use = self.clock
         life.last_use = self.clock
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Tiles made inside do not outlive it: the body of a dynamic loop."""
+        """The body of a dynamic loop: tiles made inside cannot be used after it."""
         before = len(self.tiles)
         yield
         for life in self.tiles[before:]:
@@ -214,7 +214,7 @@ class Core:
     def peak(self, region: MemoryRegion) -> tuple[int, str]:
         """Largest bytes per partition in use at one time, and the largest tiles then in use."""
         used = [t for t in self.tiles if t.buffer is region and t.first_use >= 0]
-        # A tile takes its place before others of the same instruction give theirs up.
+        # Within one instruction, tiles are allocated before others are freed.
         events = sorted([(t.first_use, 0, t.row_bytes) for t in used] + [(t.last_use, 1, -t.row_bytes) for t in used])
         now = peak = at = 0
         for clock, _, change in events:
@@ -225,9 +225,9 @@ class Core:
         return peak, ", ".join(f"{t.name or 'unnamed'} {t.row_bytes} B" for t in largest)
 
     def close(self, where: str) -> None:
-        """Capacity is checked over lifetimes, first to last use, as an allocator that knows the program would.
+        """Check memory capacity. A tile occupies memory from its first to its last use.
 
-        Tiles with an address of their own are not counted; they were checked when they were placed.
+        Tiles whose address the kernel chose are not counted; they were checked when they were placed.
         """
         limits = {MemoryRegion.sbuf: memory.sbuf_usable_bytes(self.generation), MemoryRegion.psum: memory.PSUM_BYTES}
         peaks = {region: self.peak(region) for region in limits}
@@ -258,9 +258,13 @@ class Kernel:
 
     def __getitem__(self, lnc: Any) -> Kernel:
         if isinstance(lnc, tuple):
-            lnc = lnc[0] if len(lnc) == 1 else fail(self.__name__, f"launch grid {lnc}: one number, the LNC degree")
+            lnc = (
+                lnc[0]
+                if len(lnc) == 1
+                else fail(self.__name__, f"the launch grid must be one number, the LNC degree, got {lnc}")
+            )
         if lnc not in (1, 2):
-            fail(self.__name__, f"LNC {lnc!r}: only 1 and 2 exist")
+            fail(self.__name__, f"LNC must be 1 or 2, got {lnc!r}")
         return Kernel(self.func, int(lnc))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -352,7 +356,7 @@ def run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], first_cor
     if errors:
         raise errors[0]
     if kernel.lnc == 2 and len(group.barriers[0]) != len(group.barriers[1]):
-        fail(where, f"core 0 passes {len(group.barriers[0])} barriers, core 1 {len(group.barriers[1])}")
+        fail(where, f"core 0 passes {len(group.barriers[0])} barriers, but core 1 {len(group.barriers[1])}")
     arguments.finish()
     _last = Report([core.report for core in cores])
     for report in _reports:

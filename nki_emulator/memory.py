@@ -1,4 +1,4 @@
-"""Where tensors live: SBUF and PSUM of one core (128 partitions, bytes per partition) and HBM.
+"""The memory of one core: SBUF and PSUM (128 partitions, sizes in bytes per partition) and HBM.
 
 Limits: trainium2_arch.rst and trainium3_arch.rst; tile sizes: nki.language.tile_size.rst.
 """
@@ -17,8 +17,8 @@ PARTITIONS = 128
 PSUM_BANK_BYTES = 2048
 PSUM_BANKS = 8
 PSUM_BYTES = PSUM_BANK_BYTES * PSUM_BANKS
-# The documentation gives the physical 224 KiB (trn2) and 256 KiB (trn3) per partition and says that a little less is
-# usable, not how much. AWS's own kernels keep 16 KiB back (nki-library, moe/bwd/bwmm_bwd_dropless.py).
+# The documentation gives the physical size per partition, 224 KiB (trn2) and 256 KiB (trn3), and says that less is
+# usable, but not how much. AWS's own kernels reserve 16 KiB (nki-library, moe/bwd/bwmm_bwd_dropless.py).
 SBUF_RESERVED_BYTES = 16 * 1024
 SBUF_BYTES = {2: 192 * 1024, 3: 224 * 1024, 4: 256 * 1024}
 
@@ -44,7 +44,7 @@ HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
 class PsumState(Enum):
-    """What a PSUM word was last written by; decides what an accumulating matmul may do to it."""
+    """What last wrote a PSUM word. It decides whether a matmul may accumulate onto it."""
 
     untouched = 0
     matmul = 1
@@ -53,7 +53,7 @@ class PsumState(Enum):
 
 @dataclass(eq=False)
 class Lifetime:
-    """What stays known of a tile after its data is gone: its size, and the instructions that used it first and last."""
+    """Size of a tile and the instructions that used it first and last. Kept after the tile's data is freed."""
 
     buffer: MemoryRegion
     row_bytes: int
@@ -117,7 +117,7 @@ def check_on_chip_size(
 
 
 class AddressedMemory:
-    """The real memory of one core, made only when a kernel chooses addresses: tensors may then overlap."""
+    """One memory of a core as a whole. Used only for tensors whose address the kernel chooses, which may overlap."""
 
     def __init__(self, buffer: MemoryRegion, bytes_per_partition: int) -> None:
         self.buffer = buffer
@@ -129,14 +129,17 @@ class AddressedMemory:
     def place(
         self, where: str, shape: tuple[int, ...], row_bytes: int, dtype: DType, address: tuple[int, int], name: str
     ) -> Storage:
-        """A tensor at (start partition, byte in partition). Fresh cells are filled as uninitialised; others keep."""
+        """A tensor at (start partition, byte in partition). Cells claimed for the first time are filled as uninitialised."""
         partition, byte = int(address[0]), int(address[1])
         if partition < 0 or partition + shape[0] > PARTITIONS:
-            fail(where, f"address {address} plus {shape[0]} partitions leaves {self.buffer}'s {PARTITIONS} partitions")
+            fail(
+                where,
+                f"address {address} plus {shape[0]} partitions exceeds the {PARTITIONS} partitions of {self.buffer}",
+            )
         if byte < 0 or byte + row_bytes > self.pitch:
-            fail(where, f"address {address} plus {row_bytes} bytes leaves {self.buffer}'s {self.pitch} bytes")
+            fail(where, f"address {address} plus {row_bytes} bytes exceeds the {self.pitch} bytes of {self.buffer}")
         if self.buffer is MemoryRegion.psum and byte % PSUM_BANK_BYTES:
-            fail(where, f"address {address}: a PSUM tensor starts on a bank, a multiple of {PSUM_BANK_BYTES} bytes")
+            fail(where, f"address {address}: a PSUM tensor must start on a bank, a multiple of {PSUM_BANK_BYTES} bytes")
         if byte % dtype.itemsize:
             fail(where, f"address {address}: byte offset is not a multiple of the {dtype.itemsize}-byte element")
         area = (slice(partition, partition + shape[0]), slice(byte, byte + row_bytes))
@@ -158,7 +161,7 @@ class AddressedMemory:
             start_byte=byte,
         )
         if self.buffer is MemoryRegion.psum:
-            # Of this tensor, not of the address: "first write overwrites" is decided per tensor, also where several
-            # tensors take turns at one address.
+            # One state per tensor, not per address: whether the first write overwrites is decided per tensor, also where
+            # several tensors use one address in turn.
             storage.psum_state = np.zeros((shape[0], (row_bytes + 3) // 4), np.uint8)
         return storage

@@ -1,4 +1,4 @@
-"""The operators of `nki.language`: a name to pass as `op=`, and, called on tiles, an instruction of its own.
+"""The operators of `nki.language`. They are passed as `op=`, and issue an instruction when called on tiles.
 
 Tables "Supported Math Operators" and "Supported Activation Functions" in nki.api.shared.rst.
 """
@@ -21,10 +21,10 @@ class Op:
     """One operator.
 
     Attributes:
-        arithmetic: its maths on float32 arrays, for Vector and GpSimd instructions; None if it is not an ALU operator.
-        bits: its maths on integer arrays; None if it is not a bit operator.
-        native: exact maths on 32-bit integers, for GpSimd.
-        activation: its maths as an activation function of the Scalar Engine.
+        arithmetic: the function on float32 arrays, for Vector and GpSimd instructions; None if it is not an ALU operator.
+        bits: the function on integer arrays; None if it is not a bit operator.
+        native: the exact function on 32-bit integers, for GpSimd.
+        activation: the activation function of the Scalar Engine.
         identity: neutral element of a reduction; None if it is not a legal reduction.
         unary: takes one tile.
     """
@@ -96,7 +96,7 @@ def _silu_dx(x: np.ndarray) -> np.ndarray:
 
 
 def _sin(x: np.ndarray) -> np.ndarray:
-    """Exact inside [-pi, pi]. Outside, hardware extrapolates a cubic that is not published: NaN, so that it shows."""
+    """Exact inside [-pi, pi]. Outside, hardware uses an unpublished cubic; the result is NaN."""
     return np.where(np.abs(x) <= np.float32(np.pi) * np.float32(1 + 1e-6), np.sin(x), np.float32(np.nan))
 
 

@@ -125,7 +125,7 @@ class StridedView(NKIObject):
         if self.indirect_by is not None:
             value = self.scalar_index()
             if not 0 <= value < self.indirect_by.limit:
-                raise IndexError(f"{where}: runtime index {value} of {self!r} leaves 0..{self.indirect_by.limit - 1}")
+                raise IndexError(f"{where}: runtime index {value} is out of bounds for {self!r}")
             offset += value * self.indirect_by.scale
         return self._strided(where, self.shape, self.strides, offset)
 
@@ -135,7 +135,7 @@ class StridedView(NKIObject):
         return int(index.array("scalar_offset").reshape(-1)[0]) if isinstance(index, StridedView) else int(index.value)
 
     def rows(self, where: str) -> tuple[np.ndarray, np.ndarray]:
-        """For a view with a vector index: every row that exists, and the index of each row of the view."""
+        """For a view with a vector index: all rows of the tensor, and which of them each row of the view is."""
         assert self.indirect_by is not None
         count, row = self.shape[0], self.indirect_by.scale
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape[1:], self.strides[1:], strict=True))
@@ -151,18 +151,18 @@ class StridedView(NKIObject):
         if not store.on_chip:
             last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
             if offset < 0 or (last + 1) * size > store.row_bytes:
-                fail(where, f"{self!r} reaches element {last}; the tensor has {store.row_bytes // size}")
+                fail(where, f"{self!r} includes element {last} of a tensor that has {store.row_bytes // size}")
             byte = store.base + offset * size
             return np.ndarray(shape, self.dtype.np, store.data, byte, [s * size for s in strides])
         row = store.row_bytes // size
         partition, free = divmod(offset, row)
         last = free + sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True))
         if last >= row:
-            fail(where, f"{self!r} reaches element {last} of a partition that has {row}")
+            fail(where, f"{self!r} includes element {last} of a partition that has {row}")
         if partition < 0 or partition + shape[0] > store.partitions:
             fail(where, f"{self!r} spans partitions {partition}..{partition + shape[0] - 1} of {store.partitions}")
         if shape[0] > 1 and strides[0] != row:
-            fail(where, f"{self!r} steps partitions by {strides[0]} elements; they are contiguous, {row}")
+            fail(where, f"{self!r} has stride {strides[0]} between partitions; it must be {row}")
         byte = store.base + partition * store.pitch + free * size
         return np.ndarray(shape, self.dtype.np, store.data, byte, [store.pitch, *(s * size for s in strides[1:])])
 

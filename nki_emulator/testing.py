@@ -1,4 +1,4 @@
-"""Helpers of kernel tests: the smallest kernel around one instruction, and marks."""
+"""Helpers for tests of kernels: a kernel around one instruction, and marks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .strides import contiguous_strides, merged, reshaped
 
 @dataclass(frozen=True)
 class _At:
-    """Where an error happened, put in words only if there is one."""
+    """Location for an error message, formatted only if there is an error."""
 
     tensor: NkiTensor
     method: str
@@ -90,7 +90,10 @@ class NkiTensor(StridedView):
         rest = lambda t: t[:dim] + t[dim + 1 :]  # noqa: E731
         if isinstance(index, int):
             if not 0 <= index < self.shape[dim]:
-                fail(f"{self!r}.select", f"dimension {dim}: index {index} leaves the size {self.shape[dim]}")
+                fail(
+                    f"{self!r}.select",
+                    f"index {index} is out of bounds for dimension {dim} with size {self.shape[dim]}",
+                )
             return self[(slice(None),) * dim + (index,)]
         if dim == 0 and self.on_chip:
             fail(f"{self!r}.select", "a runtime index cannot select a partition")
@@ -110,18 +113,18 @@ class NkiTensor(StridedView):
     def _make_indirect(self, method: str, index: Any, scale: int, limit: int, *, vector: bool) -> Indirect:
         where = _At(self, f".{method}")
         if self.is_indirect():
-            fail(where, "the view is indirect already")
+            fail(where, "the view is already indirect")
         if isinstance(index, NkiTensor):
             if index.buffer is not MemoryRegion.sbuf or not index.dtype.is_int or index.dtype.itemsize != 4:
-                fail(where, f"the index must be an int32 or uint32 tensor in sbuf, not {index!r}")
+                fail(where, f"the index must be an int32 or uint32 tensor in sbuf, got {index!r}")
             if not vector and index.size != 1:
-                fail(where, f"a scalar index has one element, not shape {index.shape}")
+                fail(where, f"a scalar index must have one element, got shape {index.shape}")
             if vector and self.buffer not in HBM:
-                fail(where, f"vector_offset needs a tensor in HBM, not {self.buffer}")
+                fail(where, f"vector_offset needs a tensor in HBM, got {self.buffer}")
         elif vector:
             fail(where, "vector_offset must be a tensor")
         elif not hasattr(index, "value"):
-            fail(where, f"a scalar index is a (1, 1) tensor or a register, not {type(index).__name__}")
+            fail(where, f"a scalar index must be a (1, 1) tensor or a register, got {type(index).__name__}")
         return Indirect(index, scale, vector, limit)
 
     def permute(self, dims: tuple[int, ...]) -> NkiTensor:
@@ -161,7 +164,7 @@ class NkiTensor(StridedView):
             known = prod(n for n in sizes if n != -1)
             sizes[sizes.index(-1)] = self.shape[dim] // known if known else 0
         if prod(sizes) != self.shape[dim]:
-            fail(where, f"{tuple(shape)} does not multiply to {self.shape[dim]}, the size of dimension {dim}")
+            fail(where, f"{tuple(shape)} must multiply to {self.shape[dim]}, the size of dimension {dim}")
         inner = [s * self.strides[dim] for s in contiguous_strides(tuple(sizes))]
         return self._view(
             (*self.shape[:dim], *sizes, *self.shape[dim + 1 :]), (*self.strides[:dim], *inner, *self.strides[dim + 1 :])
@@ -207,14 +210,14 @@ class NkiTensor(StridedView):
             if free:
                 sizes[free[0]] = self.shape[i] // known
             if prod(sizes[n] for n in group) != self.shape[i]:
-                fail(where, f"{group} does not multiply to {self.shape[i]}, the size of dimension {i}")
+                fail(where, f"{group} must multiply to {self.shape[i]}, the size of dimension {i}")
             if len(group) > 1:
                 view = view.reshape_dim(i, tuple(sizes[n] for n in group))
             names[:0] = group
         groups = [(g,) if isinstance(g, str) else tuple(g) for g in dst_pattern]
         order = [n for g in groups for n in g]
         if sorted(order) != sorted(names):
-            fail(where, f"{dst_pattern} does not hold the names of {src_pattern}")
+            fail(where, f"{dst_pattern} must contain the names of {src_pattern}")
         view = view.permute(tuple(names.index(n) for n in order))
         for at, g in enumerate(groups):
             if len(g) > 1:
@@ -236,13 +239,13 @@ class NkiTensor(StridedView):
         shape = tuple(static_int(n, where) for _, n in pattern)
         if min(shape, default=0) < 1:
             fail(where, f"pattern {pattern}: every count must be at least 1")
-        # Documented twice, differently: added to the view's offset (docstring) or counted from the tensor's start
-        # (nki-aps.rst). Equal on a whole tensor; on a partial view the call is refused instead of guessed.
+        # The docstring says that offset is added to the view's offset, nki-aps.rst that it counts from the tensor's start.
+        # Both agree on a whole tensor; on a partial view the call is refused.
         if offset is not None and self.offset:
-            fail(where, "offset on a view that has an offset itself is documented in two ways; use the whole tensor")
+            fail(where, "the meaning of offset on a view that has an offset itself is ambiguous; use the whole tensor")
         start = self.offset * self.dtype.itemsize // new.itemsize if offset is None else static_int(offset, where)
         if scalar_offset is not None and vector_offset is not None:
-            fail(where, "scalar_offset and vector_offset exclude each other")
+            fail(where, "scalar_offset and vector_offset are mutually exclusive")
         indirect = self.indirect_by
         if scalar_offset is not None or vector_offset is not None:
             vector = vector_offset is not None
@@ -280,7 +283,7 @@ class NkiTensor(StridedView):
         if last % new_size or self.offset * old_size % new_size or any(s % new_size for s in scaled):
             fail(
                 where,
-                f"{last} bytes in the last dimension at offset {self.offset * old_size} do not divide by {new_size}",
+                f"{last} bytes in the last dimension at offset {self.offset * old_size} are not a multiple of {new_size}",
             )
         strides = (*(s // new_size for s in scaled), 1)
         return self._view((*self.shape[:-1], last // new_size), strides, self.offset * old_size // new_size, dtype=new)

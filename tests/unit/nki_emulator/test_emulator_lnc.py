@@ -99,10 +99,10 @@ def test_private_memory_is_per_core():
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        (lambda x: nisa.core_barrier(x, (0, 1)) if nl.program_id() == 0 else None, "waits for ever.*has finished"),
+        (lambda x: nisa.core_barrier(x, (0, 1)) if nl.program_id() == 0 else None, "deadlock.*has finished"),
         (
             lambda x: nisa.sendrecv(load(x), load(x), 1 - nl.program_id(), 1 - nl.program_id(), nl.program_id()),
-            "waits for ever",
+            "deadlock",
         ),
         (
             lambda x: nl.ndarray((1 + nl.program_id(), 1), dtype=nl.float32, buffer=nl.shared_hbm),
