@@ -153,7 +153,7 @@ def core_barrier(
     if theirs[position - 1] is not data.storage:
         fail(
             f"{where}: data",
-            f"barrier {position} is on {data.name!r} in core {core.rank} but on {theirs[position - 1].name!r} in the other",
+            f"barrier {position} is on {data.name!r} here and on {theirs[position - 1].name!r} in the other core",
         )
     return end(core, engine.name, "core_barrier", cost.MIN_II)
 

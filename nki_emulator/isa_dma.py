@@ -39,7 +39,7 @@ def _skip(tensor: NkiTensor, where: str, mode: oob_mode, lowest: int, highest: i
         bad = lowest if lowest < 0 else highest
         fail(
             where,
-            f"runtime index {bad} is out of bounds for {tensor!r}, must be 0 to {limit - 1}; oob_mode.skip skips such rows",
+            f"runtime index {bad} is out of bounds for {tensor!r}, must be 0 to {limit - 1} unless oob_mode is skip",
         )
 
 

@@ -179,7 +179,7 @@ def _find(mask: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 
 def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> NkiInstruction:
-    """First position of each of 8 values; equal values take successive positions; all bits are set where a value does not occur."""
+    """First position of each of 8 values; equal values take successive positions; all bits set if there is none."""
     core = begin("nc_find_index8")
     where = "nisa.nc_find_index8"
     tile(core, "nc_find_index8", "dst", dst)
@@ -303,7 +303,7 @@ def local_gather(
     if index.shape[0] != p or dst.shape[0] != p or p % 16:
         fail(
             where,
-            f"dst {dst!r}, src_buffer {src_buffer!r} and index {index!r} must have the same number of partitions, a multiple of 16",
+            f"dst {dst!r}, src_buffer {src_buffer!r}, index {index!r} must have equal partitions, a multiple of 16",
         )
     if index.dtype is not uint16:
         fail(f"{where}: index", f"{index!r} must be uint16")
@@ -371,7 +371,7 @@ def topk(val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, name: s
     if p % 16 or val_dst.shape[0] != p or idx_dst.shape != val_dst.shape:
         fail(
             where,
-            f"src {src!r}, val_dst {val_dst!r}, idx_dst {idx_dst!r} must have the same number of partitions, a multiple of 16",
+            f"src {src!r}, val_dst {val_dst!r}, idx_dst {idx_dst!r} must have equal partitions, a multiple of 16",
         )
     lists = (
         to_float32(read(src, f"{where}: src")).reshape(p // 16, 16, -1).transpose(0, 2, 1).reshape(p // 16, -1)[:, :n]

@@ -127,7 +127,7 @@ def _tile(where: str, position: tuple[int, ...], size: tuple[int, ...]) -> tuple
     if len(position or ()) != 2 or len(size or ()) != 2:
         fail(
             where,
-            f"tile_position {position} and tile_size {size}: must both be given, as two numbers each, or both be omitted",
+            f"tile_position {position} and tile_size {size}: must both be two numbers or both be omitted",
         )
     for at, n in zip(position, size, strict=True):
         if n not in (32, 64, 128) or at % n or not 0 <= at < 128:

@@ -31,7 +31,10 @@ _last: Report = Report()
 
 
 def generation() -> int:
-    """2, 3 or 4, the NeuronCore version. AWS's simulator takes trn3 when NEURON_PLATFORM_TARGET_OVERRIDE is unset; this one takes trn2."""
+    """The NeuronCore version: 2, 3 or 4.
+
+    If NEURON_PLATFORM_TARGET_OVERRIDE is unset, it is that of trn2. AWS's simulator then takes trn3.
+    """
     target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     if target not in _TARGETS:
         fail("NEURON_PLATFORM_TARGET_OVERRIDE", f"must be one of {', '.join(_TARGETS)}, got {target!r}")

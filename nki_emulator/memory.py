@@ -129,7 +129,7 @@ class AddressedMemory:
     def place(
         self, where: str, shape: tuple[int, ...], row_bytes: int, dtype: DType, address: tuple[int, int], name: str
     ) -> Storage:
-        """A tensor at (start partition, byte in partition). Cells claimed for the first time are filled as uninitialised."""
+        """A tensor at (start partition, byte in partition). Cells that are claimed first here become uninitialised."""
         partition, byte = int(address[0]), int(address[1])
         if partition < 0 or partition + shape[0] > PARTITIONS:
             fail(
@@ -161,7 +161,7 @@ class AddressedMemory:
             start_byte=byte,
         )
         if self.buffer is MemoryRegion.psum:
-            # One state per tensor, not per address: whether the first write overwrites is decided per tensor, also where
-            # several tensors use one address in turn.
+            # One state per tensor, not per address: whether the first write overwrites is decided per tensor, also
+            # where several tensors use one address in turn.
             storage.psum_state = np.zeros((shape[0], (row_bytes + 3) // 4), np.uint8)
         return storage

@@ -21,7 +21,8 @@ class Op:
     """One operator.
 
     Attributes:
-        arithmetic: the function on float32 arrays, for Vector and GpSimd instructions; None if it is not an ALU operator.
+        arithmetic: the function on float32 arrays, for Vector and GpSimd instructions; None if it is not an ALU
+            operator.
         bits: the function on integer arrays; None if it is not a bit operator.
         native: the exact function on 32-bit integers, for GpSimd.
         activation: the activation function of the Scalar Engine.

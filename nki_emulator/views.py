@@ -239,8 +239,8 @@ class NkiTensor(StridedView):
         shape = tuple(static_int(n, where) for _, n in pattern)
         if min(shape, default=0) < 1:
             fail(where, f"pattern {pattern}: every count must be at least 1")
-        # The docstring says that offset is added to the view's offset, nki-aps.rst that it counts from the tensor's start.
-        # Both agree on a whole tensor; on a partial view the call is refused.
+        # The docstring says that offset is added to the view's offset, nki-aps.rst that it counts from the tensor's
+        # start. Both agree on a whole tensor; on a partial view the call is refused.
         if offset is not None and self.offset:
             fail(where, "the meaning of offset on a view that has an offset itself is ambiguous; use the whole tensor")
         start = self.offset * self.dtype.itemsize // new.itemsize if offset is None else static_int(offset, where)
@@ -283,7 +283,7 @@ class NkiTensor(StridedView):
         if last % new_size or self.offset * old_size % new_size or any(s % new_size for s in scaled):
             fail(
                 where,
-                f"{last} bytes in the last dimension at offset {self.offset * old_size} are not a multiple of {new_size}",
+                f"{last} bytes at offset {self.offset * old_size} are not a multiple of {new_size} bytes",
             )
         strides = (*(s // new_size for s in scaled), 1)
         return self._view((*self.shape[:-1], last // new_size), strides, self.offset * old_size // new_size, dtype=new)

@@ -143,7 +143,7 @@ MISUSES = {
     "dma element count": (lambda: nisa.dma_copy(sb(1, 2), hbm(1, 3)), "src.*has 3 elements, dst.*2"),
     "hwdge converts": (lambda: nisa.dma_copy(sb(1, 2), hbm(1, 2, dtype=I32), dge_mode=nisa.dge_mode.hwdge), "hwdge cannot convert int32"),
     "hwdge gathers": (lambda: nisa.dma_copy(sb(1, 2), rows_of(hbm(2, 2), 0), dge_mode=nisa.dge_mode.hwdge), "only swdge takes a vector_offset"),
-    "gather range": (lambda: nisa.dma_copy(sb(2, 2), rows_of(hbm(2, 2), 0, 2)), "runtime index 2 is out of bounds for .* must be 0 to 1; oob_mode.skip"),
+    "gather range": (lambda: nisa.dma_copy(sb(2, 2), rows_of(hbm(2, 2), 0, 2)), "runtime index 2 is out of bounds for .* must be 0 to 1 unless oob_mode is skip"),
     "negative index": (lambda: nisa.dma_copy(sb(1, 2), rows_of(hbm(2, 2), -1)), "runtime index -1"),
     "scalar range": (lambda: nisa.dma_copy(sb(1, 2), hbm(2, 2).select(0, sb(1, 1, dtype=I32, fill=2))), "runtime index 2 is out of bounds for .* must be 0 to 1"),
     "indices per row": (lambda: nisa.dma_copy(sb(1, 2), rows_of(hbm(2, 2), 0, 1, count=1)), r"vector_offset.*must have shape \(1, 1\)"),
