@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.distributed.tensor import DTensor
 from torchtitan.config import TORCH_DTYPE_MAP
 
 from torchtitan_qwen3_trn.checks.checkpoints import newest_checkpoint
@@ -19,6 +16,7 @@ from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
 from torchtitan_qwen3_trn.hf_files.folder import read_json
 from torchtitan_qwen3_trn.job.configuration import is_rank_zero
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
+from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS, moved_expert_biases
 from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement
 from torchtitan_qwen3_trn.weights.folder_assets import assets_problems, layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
@@ -34,7 +32,6 @@ logger = logging.getLogger(__name__)
 # Folder inside a training checkpoint with what an export needs beside the weights.
 ASSETS = "hf_assets"
 
-_EXPERT_BIAS = re.compile(r"layers\.\d+\.moe\.expert_bias_E")
 _SIMULATED = ("fake_backend", "local_tensor")
 
 
@@ -90,7 +87,7 @@ def export_model(trainer: PluginTrainer, settings: Settings, step: int) -> None:
         logger.info("No export: the other ranks of this job are simulated, and so are their weights")
         return
     destination, facts = _destination(config, settings, step), _facts(config, step)
-    if _rank_zero_says(lambda: _is_export(destination, facts)):
+    if _on_rank_zero(lambda: _is_export(destination, facts)):
         in_agreement(lambda: clear_leftovers(destination) if is_rank_zero() else None)
         logger.info("%s holds this job's export of step %d from before a restart and is kept", destination, step)
         return
@@ -136,17 +133,15 @@ def keep_assets(trainer: PluginTrainer, step: int) -> None:
 
 def without_expert_bias(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """``state_dict`` without torchtitan's expert bias; a bias that is not zero is logged."""
-    largest = {key: _largest(value) for key, value in state_dict.items() if _EXPERT_BIAS.fullmatch(key)}
-    if any(value != 0 for value in largest.values()):
-        # NaN is not larger than anything, and yet the worst.
-        key = max(largest, key=lambda each: (math.isnan(largest[each]), largest[each]))
+    if moved := moved_expert_biases(state_dict):
+        key, largest = next(iter(moved.items()))
         logger.warning(
             "The expert bias is left out of the export, as the job asks for; the largest is %g in %s. "
             "Tokens will go to other experts than in training",
-            largest[key],
+            largest,
             key,
         )
-    return {key: value for key, value in state_dict.items() if key not in largest}
+    return {key: value for key, value in state_dict.items() if not EXPERT_BIAS.fullmatch(key)}
 
 
 def _tensors(trainer: PluginTrainer, settings: Settings) -> dict[str, Any]:
@@ -176,8 +171,8 @@ def _is_export(folder: Path, facts: Mapping[str, Any]) -> bool:
     return all(manifest.get(key) == facts[key] for key in ("step", "model"))
 
 
-def _rank_zero_says(action: Callable[[], bool]) -> bool:
-    """What ``action`` finds on rank 0, on every rank: file systems may show other ranks something older."""
+def _on_rank_zero(action: Callable[[], bool]) -> bool:
+    """The result of ``action`` on rank 0, on every rank: shared file systems may show other ranks an older state."""
     return from_rank_zero(in_agreement(lambda: action() if is_rank_zero() else False))
 
 
@@ -208,8 +203,3 @@ def _spec(config: PluginTrainer.Config) -> Any:
 def _trains_expert_bias(config: PluginTrainer.Config) -> bool:
     layers = getattr(getattr(config.model_spec, "model", None), "layers", None) or []
     return any(getattr(getattr(layer, "moe", None), "load_balance_coeff", None) for layer in layers)
-
-
-def _largest(value: torch.Tensor) -> float:
-    local = value.to_local() if isinstance(value, DTensor) else value
-    return float(local.detach().abs().max()) if local.numel() else 0.0

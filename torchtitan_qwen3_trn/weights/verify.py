@@ -20,9 +20,10 @@ from torchtitan.models.common.moe import GroupedExperts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.hf_files.file_plan import DTYPE_NAMES
 from torchtitan_qwen3_trn.hf_files.folder import file_problem, links_out, require_folder, weight_files
-from torchtitan_qwen3_trn.hf_files.headers import TensorHeader, check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.headers import DTYPES, check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.index import INDEX, total_size_problems
+from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
 from torchtitan_qwen3_trn.models.hf.config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
@@ -30,9 +31,9 @@ from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
 from torchtitan_qwen3_trn.weights.folder_assets import has_tokenizer
-from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder, total_size_problems
+from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
-from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors
+from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors, read_tensor
 
 __all__ = ["Finding", "verify"]
 
@@ -134,7 +135,7 @@ def _tensors(folder: Path) -> Iterator[str]:
     _stop_on(check_tensors(folder, layout.shapes, ignores=layout.ignores))
     config, kinds = from_folder(folder), {header.dtype for header in read_headers(folder)[0].values()}
     stated = getattr(config, "dtype", None)
-    if stated is not None and kinds != {DTYPE_NAMES.get(stated)}:
+    if stated is not None and {DTYPES.get(kind) for kind in kinds} != {stated}:
         what = f"says {stated}, and the files hold {', '.join(sorted(kinds))}"
         raise JobError([Problem(f"{folder / 'config.json'}: dtype", what, "correct it")])
     parameters = sum(torch.Size(shape).numel() for shape in layout.shapes.values())
@@ -147,18 +148,18 @@ def _tying(folder: Path) -> Iterator[str]:
     if not layout.tied:
         yield "not tied: lm_head is a tensor of its own"
         return
-    _stop_on(tying_problems(folder, layout, found))
+    _stop_on(tying_problems(folder, layout.tied, found))
     for name, source in layout.tied.items():
         yield f"{name} repeats {source}" if name in found else f"{name} is {source}, and left out"
 
 
 def _index(folder: Path) -> Iterator[str]:
     found, _ = read_headers(folder)
-    _stop_on(total_size_problems(folder, found))
+    _stop_on(total_size_problems(folder, sum(header.nbytes for header in found.values())))
     several = len({header.file for header in found.values()}) > 1
-    index = (folder / "model.safetensors.index.json").is_file()
+    index = (folder / INDEX).is_file()
     if several and not index:
-        what = "there are several files and no model.safetensors.index.json"
+        what = f"there are several files but no {INDEX}"
         raise JobError([Problem(str(folder), what, "download it, or export again")])
     if not index:
         raise _Skip("one file needs none")
@@ -174,19 +175,18 @@ def _manifest(folder: Path, *, checksums: bool) -> Iterator[str]:
 
 def _values(folder: Path) -> Iterator[str]:
     """No NaN and no infinity, nor a tensor of zeros alone."""
-    spoiled, zero = [], []
+    nonfinite, zero = [], []
     for file in weight_files(folder)[0]:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 parts = opened.get_tensor(name).flatten().split(_WINDOW)
-                spoiled += [name] if not all(bool(part.isfinite().all()) for part in parts) else []
+                nonfinite += [name] if not all(bool(part.isfinite().all()) for part in parts) else []
                 zero += [name] if not any(bool(part.any()) for part in parts) else []
-    if spoiled:
-        shown = ", ".join(spoiled[:5])
-        raise JobError([Problem(str(folder), f"NaN or infinity in {len(spoiled)} tensors ({shown})")])
+    if nonfinite:
+        raise JobError([Problem(str(folder), f"NaN or infinity in {listed(nonfinite)}")])
     yield "all finite"
     if zero:
-        yield f"only zeros in {len(zero)} tensors ({', '.join(zero[:3])})"
+        yield f"only zeros in {listed(zero)}"
 
 
 def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
     found, _ = read_headers(folder)
     count = 0
     for name, value in checkpoint_tensors(checkpoint, folder):
-        written = _read(folder, found, name)
+        written = read_tensor(folder, found, name)
         if not torch.equal(written, value.to(written.dtype)):
             what = f"{name} differs from the one in {checkpoint}"
             raise JobError([Problem(str(folder / found[name].file), what, "export again")])
@@ -277,12 +277,9 @@ def _native_logits(folder: Path, raw: dict[str, Any], tokens_BL: torch.Tensor) -
             )
     model, adapter = config.build(), Qwen3StateDictAdapter(config, None)
     found, _ = read_headers(folder)
-    published = {name: _read(folder, found, name).float() for names in adapter.file_names.values() for name in names}
+    published = {
+        name: read_tensor(folder, found, name).float() for names in adapter.file_names.values() for name in names
+    }
     model.load_state_dict(adapter.from_hf(published), strict=False)
     positions_BL = torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL)
     return model.eval()(tokens_BL, positions_BL, document_mask(positions_BL))
-
-
-def _read(folder: Path, found: dict[str, TensorHeader], name: str) -> torch.Tensor:
-    with safe_open(folder / found[name].file, framework="pt") as opened:
-        return opened.get_tensor(name)

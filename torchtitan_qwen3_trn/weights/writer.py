@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchtitan_qwen3_trn.hf_files.file_plan import FilePlan, Place, index_of, plan_files
-from torchtitan_qwen3_trn.hf_files.headers import INDEX, listed
+from torchtitan_qwen3_trn.hf_files.file_plan import FilePlan, Place, plan_files
+from torchtitan_qwen3_trn.hf_files.index import INDEX
+from torchtitan_qwen3_trn.hf_files.tensor_names import shape_differences
 
 __all__ = ["InPlaceWriter", "sha256_of"]
 
@@ -78,7 +80,8 @@ class InPlaceWriter(HuggingFaceStorageWriter):
             OSError: the files cannot be created.
         """
         shapes = {item.index.fqn: tuple(_size(item)) for plan in plans for item in plan.items}
-        _compare(shapes, self._expected)
+        if differences := shape_differences(shapes, self._expected):
+            raise ValueError(f"the model is not the one its config.json describes: {'; '.join(differences)}")
         self._plan = plan_files(shapes, self._dtype, self._limit)
         for file, header in self._plan.headers.items():
             with open(self._folder / file, "wb") as created:
@@ -109,7 +112,8 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         # The disk is waited for and checksums are computed in threads, which need not hold Python's lock for it.
         with ThreadPoolExecutor(max_workers=1) as disk, ThreadPoolExecutor(max_workers=1) as hashing:
             digests = {}
-            for file, pieces in _by_file(items, places):
+            for file, group in groupby(items, key=lambda item: places[item.index.fqn].file):
+                pieces = list(group)
                 alone = file in headers and all(_is_whole(item, places[item.index.fqn]) for item in pieces)
                 digest = _Digest(hashing, headers[file]) if alone else None
                 descriptor = os.open(self._folder / file, os.O_WRONLY)
@@ -133,7 +137,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinating rank, when all have written: the index."""
         if self._plan is not None:
-            text = json.dumps(index_of(self._plan), indent=2) + "\n"
+            text = json.dumps(self._plan.index, indent=2) + "\n"
             (self._folder / INDEX).write_text(text, encoding="utf-8")
 
     def _write_piece(
@@ -183,29 +187,8 @@ def _size(item: WriteItem) -> torch.Size:
     return item.tensor_data.size
 
 
-def _compare(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected]
-    misshapen = [
-        f"{name} {list(found[name])} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    rows = [(missing, "missing"), (unexpected, "without a place in config.json"), (misshapen, "of another shape")]
-    faults = [f"{listed(names)} {what}" for names, what in rows if names]
-    if faults:
-        raise ValueError(f"the model is not the one its config.json describes: {'; '.join(faults)}")
-
-
 def _is_whole(item: WriteItem, place: Place) -> bool:
     return item.tensor_data is not None and tuple(item.tensor_data.chunk.sizes) == place.shape
-
-
-def _by_file(items: list[WriteItem], places: Mapping[str, Place]) -> Iterator[tuple[str, list[WriteItem]]]:
-    groups: dict[str, list[WriteItem]] = {}
-    for item in items:
-        groups.setdefault(places[item.index.fqn].file, []).append(item)
-    yield from groups.items()
 
 
 def _windows(value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
