@@ -33,7 +33,8 @@ from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
 from torchtitan_qwen3_trn.weights.folder_assets import has_tokenizer
 from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
-from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors, read_tensor
+from torchtitan_qwen3_trn.weights.offline import read_tensor
+from torchtitan_qwen3_trn.weights.training_checkpoint import TrainingCheckpoint
 
 __all__ = ["Finding", "verify"]
 
@@ -193,7 +194,7 @@ def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
     """The tensors of the training checkpoint in the files' type, bit for bit."""
     found, _ = read_headers(folder)
     count = 0
-    for name, value in checkpoint_tensors(checkpoint, folder):
+    for name, value in TrainingCheckpoint(checkpoint, folder).tensors():
         written = read_tensor(folder, found, name)
         if not torch.equal(written, value.to(written.dtype)):
             what = f"{name} differs from the one in {checkpoint}"

@@ -76,12 +76,8 @@ def done():
 def test_a_window_reads_what_the_files_hold(monkeypatch, tmp_path):
     monkeypatch.setattr(reader, "_WINDOW", 1000)
     folder = write_checkpoint(tmp_path, "llama")
-    target = {
-        name: torch.empty(shape)
-        for name, shape in layout_of(
-            build_on_meta(small_config("llama"), document_mask=True, experts="eager")
-        ).shapes.items()
-    }
+    shapes = layout_of(build_on_meta(small_config("llama"), document_mask=True, experts="eager")).shapes
+    target = {name: torch.empty(shape) for name, shape in shapes.items()}
     dcp.load(target, storage_reader=reader.WindowedReader(str(folder)))
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:

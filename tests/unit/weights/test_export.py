@@ -32,7 +32,7 @@ def test_blocks_of_any_split_make_up_the_whole_tensor(tmp_path, shape):
     whole = torch.randn(shape).bfloat16()
     place = Place("x", 16, shape, torch.bfloat16)
     file = tmp_path / "x"
-    file.write_bytes(b"\xff" * (16 + place.nbytes + 4))
+    file.write_bytes(b"\xff" * (16 + whole.nbytes + 4))
     descriptor = os.open(file, os.O_WRONLY)
     blocks = [((0,) * len(shape), whole)]
     for dim in range(len(shape)):

@@ -92,6 +92,30 @@ def test_a_place_that_is_a_link_is_not_followed(tmp_path):
     assert (elsewhere / "precious").exists()
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link to a file", "link to nothing", "folder"])
+def test_a_lock_that_is_not_a_file_neither_blocks_nor_leads_elsewhere(tmp_path, kind):
+    place, precious = tmp_path / ".out.partial", tmp_path / "precious"
+    place.mkdir()
+    precious.write_text("x")
+    make = {
+        "fifo": os.mkfifo,
+        "link to a file": lambda lock: lock.symlink_to(precious),
+        "link to nothing": lambda lock: lock.symlink_to(tmp_path / "nothing"),
+        "folder": lambda lock: lock.mkdir(),
+    }[kind]
+    make(place / "lock")
+    if kind == "fifo":
+        draft = Draft(tmp_path / "out")
+        (draft.folder / "file").write_text("x")
+        draft.publish()
+        assert (tmp_path / "out/file").read_text() == "x"
+    else:
+        with pytest.raises(JobError, match="cannot be created or locked"):
+            Draft(tmp_path / "out")
+    assert precious.read_text() == "x"
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_what_a_killed_process_left_is_cleared(tmp_path):
     (tmp_path / ".out.partial").mkdir()
     (tmp_path / ".out.partial/model.safetensors").write_text("from an earlier version of this package")
