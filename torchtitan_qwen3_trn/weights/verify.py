@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,16 +46,16 @@ Outcome = Literal["ok", "failed", "skipped"]
 _TOLERANCE = 1e-4
 _ROWS, _LENGTH, _GENERATED = 2, 32, 16
 _PROMPT = "The"
-# Elements looked at for NaN at a time.
+# Elements checked for NaN at a time.
 _WINDOW = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the verdict.
+    """The result of one check.
 
     Attributes:
-        check: what was looked at.
+        check: name of the check.
         outcome: whether it holds.
         detail: the figures, or what is wrong.
     """
@@ -65,35 +66,32 @@ class Finding:
 
 
 def verify(folder: Path, *, checkpoint: Path | None = None, cheap: bool = False) -> list[Finding]:
-    """Check ``folder`` from its files to the text it generates; once a check fails, those that need it are skipped.
+    """Check ``folder`` from its files to the text it generates.
 
-    Nothing outside the folder is read, and no code that comes with it is run.
+    Once files or tensors fail, the other checks are skipped. Nothing outside the folder is read, and no code that
+    comes with it is run.
 
     Args:
         folder: config.json, safetensors, and whatever else.
         checkpoint: the training checkpoint it was exported from, to be compared tensor by tensor.
         cheap: read headers and small files only.
     """
-    steps: list[tuple[str, Callable[[], Iterator[str]]]] = [
-        ("files", lambda: _files(folder)),
-        ("tensors", lambda: _tensors(folder)),
-        ("tying", lambda: _tying(folder)),
-        ("index", lambda: _index(folder)),
-        ("manifest", lambda: _manifest(folder, checksums=not cheap)),
-    ]
+    steps: dict[str, Callable[[Path], Iterator[str]]] = {
+        "files": _files,
+        "tensors": _tensors,
+        "tying": _tying,
+        "index": _index,
+        "manifest": partial(_manifest, checksums=not cheap),
+    }
     if not cheap:
-        steps += [
-            ("values", lambda: _values(folder)),
-            *([("checkpoint", lambda: _checkpoint(folder, checkpoint))] if checkpoint else []),
-            ("logits", lambda: _logits(folder)),
-            ("generation", lambda: _generation(folder)),
-        ]
+        compared = {"checkpoint": partial(_checkpoint, checkpoint=checkpoint)} if checkpoint else {}
+        steps |= {"values": _values, **compared, "logits": _logits, "generation": _generation}
     findings: list[Finding] = []
-    for name, step in steps:
-        if any(finding.outcome == "failed" for finding in findings[:2]):
-            findings.append(Finding(name, "skipped", "needs the checks above"))
-            continue
-        findings.append(_finding(name, step))
+    for name, step in steps.items():
+        unusable = any(finding.outcome == "failed" for finding in findings[:2])
+        findings.append(
+            Finding(name, "skipped", "needs the checks above") if unusable else _finding(name, step, folder)
+        )
     return findings
 
 
@@ -101,9 +99,9 @@ class _Skip(Exception):  # noqa: N818 - not an error
     """A check that has nothing to check."""
 
 
-def _finding(name: str, step: Callable[[], Iterator[str]]) -> Finding:
+def _finding(name: str, step: Callable[[Path], Iterator[str]], folder: Path) -> Finding:
     try:
-        return Finding(name, "ok", "; ".join(step()))
+        return Finding(name, "ok", "; ".join(step(folder)))
     except _Skip as reason:
         return Finding(name, "skipped", str(reason))
     except JobError as error:
@@ -137,7 +135,7 @@ def _tensors(folder: Path) -> Iterator[str]:
     config, kinds = from_folder(folder), {header.dtype for header in read_headers(folder)[0].values()}
     stated = getattr(config, "dtype", None)
     if stated is not None and {DTYPES.get(kind) for kind in kinds} != {stated}:
-        what = f"says {stated}, and the files hold {', '.join(sorted(kinds))}"
+        what = f"says {stated}, but the files hold {', '.join(sorted(kinds))}"
         raise JobError([Problem(f"{folder / 'config.json'}: dtype", what, "correct it")])
     parameters = sum(torch.Size(shape).numel() for shape in layout.shapes.values())
     yield f"{type(config).__name__}, {parameters:,} parameters, {', '.join(sorted(kinds))}"
@@ -163,19 +161,19 @@ def _index(folder: Path) -> Iterator[str]:
         what = f"there are several files but no {INDEX}"
         raise JobError([Problem(str(folder), what, "download it, or export again")])
     if not index:
-        raise _Skip("one file needs none")
-    yield "every tensor is where it says"
+        raise _Skip("a single file needs no index")
+    yield "every tensor is in the file that the index names"
 
 
 def _manifest(folder: Path, *, checksums: bool) -> Iterator[str]:
     if not (folder / MANIFEST).exists():
-        raise _Skip("the folder has none")
+        raise _Skip("the folder has no manifest")
     _stop_on(manifest_problems(folder, checksums=checksums))
     yield "all SHA-256 agree" if checksums else "all sizes agree"
 
 
 def _values(folder: Path) -> Iterator[str]:
-    """No NaN and no infinity, nor a tensor of zeros alone."""
+    """No NaN and no infinity; tensors that hold only zeros are reported."""
     nonfinite, zero = [], []
     for file in weight_files(folder)[0]:
         with safe_open(file, framework="pt") as opened:
@@ -213,11 +211,17 @@ def _logits(folder: Path) -> Iterator[str]:
     with torch.no_grad():
         theirs_BLV = _load(folder)(input_ids=tokens_BL, use_cache=False).logits
         ours_BLV = _native_logits(folder, raw, tokens_BL)
-    far = float((theirs_BLV - ours_BLV).abs().max() / theirs_BLV.abs().max())
-    if not far <= _TOLERANCE:
-        what = f"logits of Transformers and torchtitan differ by {far:.1e} of the largest, more than {_TOLERANCE:g}"
+    difference = float((theirs_BLV - ours_BLV).abs().max() / theirs_BLV.abs().max())
+    if not difference <= _TOLERANCE:
+        what = (
+            f"logits of Transformers and torchtitan differ by {difference:.1e} of the largest, more than {_TOLERANCE:g}"
+        )
         raise JobError([Problem(str(folder), what)])
-    yield "equal bit for bit" if far == 0 else f"differ by {far:.1e} of the largest (at most {_TOLERANCE:g})"
+    yield (
+        "equal bit for bit"
+        if difference == 0
+        else f"differ by {difference:.1e} of the largest (at most {_TOLERANCE:g})"
+    )
 
 
 def _generation(folder: Path) -> Iterator[str]:
@@ -251,7 +255,7 @@ def _load(folder: Path) -> Any:
 
 
 class _Float32Experts(GroupedExperts):
-    """torchtitan's experts without their rounding to bfloat16, so that a comparison can be sharp."""
+    """torchtitan's experts without their rounding to bfloat16, so that a small tolerance suffices."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):

@@ -34,10 +34,10 @@ from torchtitan_qwen3_trn.hf_files.tensor_names import shape_differences
 
 __all__ = ["InPlaceWriter", "sha256_of"]
 
-# Bytes converted and written in one go.
+# Bytes converted and written at a time.
 _WINDOW = 32 * 2**20
-# Windows that may wait to be hashed.
-_HASHED_LATER = 4
+# Windows in memory that wait to be hashed.
+_MAX_UNHASHED = 4
 
 
 class InPlaceWriter(HuggingFaceStorageWriter):
@@ -47,7 +47,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
 
     Args:
         folder: where to write.
-        expected: shape of every tensor that must come out, by name.
+        expected: shape of every tensor that must be written, by name.
         dtype: type of all tensors in the files.
         limit: bytes of tensors in one file at most.
         progress: called with the number of bytes after each piece this rank has written.
@@ -73,7 +73,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         self.checksums: dict[str, str] = {}
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinating rank: check that all tensors come, create the files, tell the ranks the places.
+        """On the coordinating rank: check that all tensors are there, create the files, place the tensors.
 
         Raises:
             ValueError: tensors are missing, unexpected or misshapen.
@@ -109,7 +109,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         headers: Mapping[str, bytes] = given["headers"]
         items = sorted(plan.items, key=lambda item: (places[item.index.fqn].file, places[item.index.fqn].offset))
         durable: list[ThreadFuture[None]] = []
-        # The disk is waited for and checksums are computed in threads, which need not hold Python's lock for it.
+        # fsync and hashing run in threads: both release Python's global lock.
         with ThreadPoolExecutor(max_workers=1) as disk, ThreadPoolExecutor(max_workers=1) as hashing:
             digests = {}
             for file, group in groupby(items, key=lambda item: places[item.index.fqn].file):
@@ -119,7 +119,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
                 descriptor = os.open(self._folder / file, os.O_WRONLY)
                 try:
                     for item in pieces:
-                        # Not named here: a tensor read from elsewhere is gone before the next one is read.
+                        # Not bound to a name: a tensor that is read lazily is freed before the next one is read.
                         self._write_piece(descriptor, item, places[item.index.fqn], planner.resolve_data(item), digest)
                 except BaseException:
                     os.close(descriptor)
@@ -164,7 +164,7 @@ class _Digest:
 
     def add(self, data: torch.Tensor) -> None:
         """The next bytes of the file; waits while too many are not hashed yet, because they stay in memory."""
-        while len(self._waiting) >= _HASHED_LATER:
+        while len(self._waiting) >= _MAX_UNHASHED:
             self._waiting.popleft().result()
         self._waiting.append(self._thread.submit(self._hash.update, data.view(-1).view(torch.uint8).numpy().data))
 

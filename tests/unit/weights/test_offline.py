@@ -240,7 +240,7 @@ FAULTS = {
         ),
         "says total_size 1",
     ),
-    "tensors": (lambda folder: set_config(folder, dtype="float16"), "says torch.float16, and the files hold F32"),
+    "tensors": (lambda folder: set_config(folder, dtype="float16"), "says torch.float16, but the files hold F32"),
 }
 
 
