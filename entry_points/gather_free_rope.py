@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torchtitan.models.common.rope import CosSinRoPE
 
 from torchtitan_qwen3_trn.hooks import NodeOverride, hookimpl
-from torchtitan_qwen3_trn.overrides import position_rope as rope
-from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.overrides import position_rope
 
 
 @dataclass(kw_only=True, slots=True)
@@ -20,7 +19,6 @@ class Options:
 
 
 @hookimpl
-def node_overrides(config: PluginTrainer.Config) -> list[NodeOverride]:
+def node_overrides(options: Options) -> list[NodeOverride]:
     """Replace the rotary embedding of every layer."""
-    options = config.plugins.options(Options)
-    return [NodeOverride(target=CosSinRoPE.Config, factory=rope.gather_free_rope, fqns=options.fqns)]
+    return [NodeOverride(target=CosSinRoPE.Config, factory=position_rope.gather_free_rope, fqns=options.fqns)]

@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
 
-from torchtitan_qwen3_trn.checks import published_weights as import_check
-from torchtitan_qwen3_trn.checks import transformers_model as checks
+from torchtitan_qwen3_trn.checks import published_weights, transformers_model
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.hooks import Machine, hookimpl
+from torchtitan_qwen3_trn.hooks import Machine, StepLog, hookimpl
 from torchtitan_qwen3_trn.models import balancing, first_loss
-from torchtitan_qwen3_trn.models.hf import transformers_spec as job
+from torchtitan_qwen3_trn.models.hf import transformers_spec
+from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask
-from torchtitan_qwen3_trn.trainer import PluginTrainer
-
-BACKEND = "huggingface_v5"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,38 +26,43 @@ class Options:
     document_mask: bool = True
     """Keep attention inside each packed document. False attends causally across documents, without any mask."""
 
-    experts: job.Experts = "auto"
+    experts: transformers_spec.Experts = "auto"
     """How Transformers computes experts; "auto" is grouped_mm, and eager on Neuron."""
 
 
 @hookimpl
-def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
+def model_spec(config: JobConfig, options: Options) -> ModelSpec:
     """The Transformers model, from config.json or from a Qwen3 flavor."""
-    if config.model.backend != BACKEND:
-        return None
-    options = config.plugins.options(Options)
-    return job.model_spec_for(config, document_mask=options.document_mask, experts=options.experts)
+    return transformers_spec.model_spec_for(config, document_mask=options.document_mask, experts=options.experts)
 
 
 @hookimpl
-def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+def check_job(config: JobConfig, machine: Machine) -> list[Problem]:
     """Degrees, sequence length, vocabulary, memory, and the headers of the weights to be loaded."""
-    return [*checks.check(config, machine), *import_check.check(config)] if config.model.backend == BACKEND else []
+    if not _is_ours(config):
+        return []
+    return [*transformers_model.check(config, machine), *published_weights.check(config)]
 
 
 @hookimpl
-def model_inputs(config: PluginTrainer.Config, inputs: torch.Tensor, extra_kwargs: dict[str, Any]) -> None:
+def model_inputs(config: JobConfig, options: Options, extra_kwargs: dict[str, Any]) -> None:
     """Build the document mask once per microbatch."""
     positions_BL = extra_kwargs.get("positions")
-    if config.model.backend == BACKEND and positions_BL is not None and config.plugins.options(Options).document_mask:
+    if _is_ours(config) and positions_BL is not None and options.document_mask:
         extra_kwargs["attention_masks"] = document_mask(positions_BL)
 
 
 @hookimpl
-def after_step(trainer: PluginTrainer, step: int) -> None:
+def after_step(config: JobConfig, trainer: Trainer, step: int, local_loss: torch.Tensor, log: StepLog) -> None:
     """Log the router's loss; after the first step, warn if loaded weights look random."""
-    if trainer.config.model.backend != BACKEND:
+    if not _is_ours(config):
         return
-    balancing.log(trainer, step)
-    if first_loss.asks_for_published_weights(trainer.config):
-        first_loss.report_random_first_loss(trainer, step, job.expected_random_loss(trainer.config))
+    balancing.log_router_loss(trainer.model_parts, trainer.parallel_dims, log)
+    if step == 1 and first_loss.asks_for_published_weights(config):
+        expected = transformers_spec.expected_random_loss(config)
+        first_loss.report_random_first_loss(config, local_loss, trainer.parallel_dims, expected)
+
+
+def _is_ours(config: JobConfig) -> bool:
+    """Whether no other plugin has given the model."""
+    return config.model_spec is not None and isinstance(config.model_spec.model, HFModel.Config)

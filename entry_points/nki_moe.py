@@ -9,14 +9,15 @@ from typing import Literal
 from torchtitan.models.common.moe import GroupedExperts, TokenChoiceTopKRouter
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
-from torchtitan_qwen3_trn.checks import kernels as kernel_checks
+from torchtitan_qwen3_trn.checks.kernel_sizes import check_experts, expert_sizes, uses_kernel
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride, hookimpl
-from torchtitan_qwen3_trn.job.configuration import is_rank_zero
-from torchtitan_qwen3_trn.job.override_plan import matching_nodes
-from torchtitan_qwen3_trn.kernels.experts import experts as experts_operator
-from torchtitan_qwen3_trn.overrides import static_moe as experts
-from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.kernels.experts import experts
+from torchtitan_qwen3_trn.launch import is_rank_zero
+from torchtitan_qwen3_trn.overrides import static_moe
+
+NAME = "nki-moe"
 
 logger = logging.getLogger(__name__)
 
@@ -38,43 +39,36 @@ class Options:
 
 
 @hookimpl
-def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
-    """Let selective checkpointing keep the chosen experts."""
-    config.activation_checkpoint = experts.route_keeping(config.activation_checkpoint)
+def adjust_config(config: JobConfig) -> None:
+    """Let selective activation checkpointing keep the chosen experts."""
+    adjusted = static_moe.route_keeping(config.activation_checkpoint)
+    if adjusted is not config.activation_checkpoint and is_rank_zero():
+        logger.info("%s: selective activation checkpointing also keeps the experts that the router chose", NAME)
+    config.activation_checkpoint = adjusted
 
 
 @hookimpl
-def node_overrides(config: PluginTrainer.Config) -> list[NodeOverride]:
+def node_overrides(config: JobConfig, options: Options, machine: Machine) -> list[NodeOverride]:
     """Replace router, token dispatcher and experts; nothing in a dense model, so that a job file serves both."""
-    options = config.plugins.options(Options)
-    every_expert = NodeOverride(target=GroupedExperts.Config, factory=experts.kernel_experts)
-    if options.fqns is None and next(matching_nodes(every_expert, config), None) is None:
+    sizes = expert_sizes(config, block_rows=options.block_rows)
+    if options.fqns is None and not sizes:
         if is_rank_zero():
-            logger.info("nki-moe replaces nothing: the model has no experts")
+            logger.info("%s replaces nothing: the model has no experts", NAME)
         return []
+    kernel = uses_kernel(experts, sizes, machine, plugin=NAME, provider=options.provider)
+    kwargs = {"block_rows": options.block_rows, "kernel": kernel}
+    replacements = (
+        (TokenChoiceTopKRouter.Config, static_moe.static_router, {}),
+        (LocalTokenDispatcher.Config, static_moe.static_dispatcher, {}),
+        (GroupedExperts.Config, static_moe.kernel_experts, kwargs),
+    )
     return [
-        NodeOverride(target=TokenChoiceTopKRouter.Config, factory=experts.static_router, fqns=options.fqns),
-        NodeOverride(target=LocalTokenDispatcher.Config, factory=experts.static_dispatcher, fqns=options.fqns),
-        NodeOverride(
-            target=GroupedExperts.Config,
-            factory=experts.kernel_experts,
-            fqns=options.fqns,
-            kwargs={"block_rows": options.block_rows},
-        ),
+        NodeOverride(target=target, factory=factory, fqns=options.fqns, kwargs=kwargs)
+        for target, factory, kwargs in replacements
     ]
 
 
 @hookimpl
-def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+def check_job(config: JobConfig, options: Options, machine: Machine) -> list[Problem]:
     """Dimensions of model, experts and blocks against the kernels, and whether the kernels can be imported."""
-    options = config.plugins.options(Options)
-    problems = []
-    if options.block_rows < 1:
-        problems.append(Problem("plugins.nki-moe.block_rows", f"{options.block_rows} is no number of rows"))
-    if config.debug.spmd_typechecking:
-        what = "torchtitan's type checker does not know the operators of the plugin nki-moe"
-        problems.append(Problem("debug.spmd_typechecking", what, "set it to false"))
-    sizes = kernel_checks.expert_sizes(config, block_rows=options.block_rows)
-    return problems + kernel_checks.check_kernel(
-        experts_operator, sizes, machine, plugin="nki-moe", provider=options.provider
-    )
+    return check_experts(config, machine, plugin=NAME, provider=options.provider, block_rows=options.block_rows)

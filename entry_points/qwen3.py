@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
+import torch
+from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
 
-from torchtitan_qwen3_trn.checks import native_model
-from torchtitan_qwen3_trn.checks import published_weights as import_check
+from torchtitan_qwen3_trn.checks import native_model, published_weights
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.hooks import Machine, hookimpl
+from torchtitan_qwen3_trn.hooks import Machine, StepLog, hookimpl
 from torchtitan_qwen3_trn.models import balancing, first_loss
-from torchtitan_qwen3_trn.models.qwen3 import native_spec as job
-from torchtitan_qwen3_trn.trainer import PluginTrainer
-
-BACKENDS = ("native", "nki_moe")
+from torchtitan_qwen3_trn.models.qwen3 import native_spec
 
 
 @hookimpl
-def model_spec(config: PluginTrainer.Config) -> ModelSpec | None:
-    """Torchtitan's Qwen3 for the backends that run it."""
-    if config.model.backend not in BACKENDS:
-        return None
-    return job.model_spec_for(config)
-
-
-@hookimpl
-def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
-    """Sizes against parallel degrees, positions and vocabulary, and the headers of the weights to be loaded."""
-    return (
-        [*native_model.check(config, machine), *import_check.check(config)] if config.model.backend in BACKENDS else []
-    )
-
-
-@hookimpl
-def after_step(trainer: PluginTrainer, step: int) -> None:
-    """Log the loss that balances experts; after the first step, warn if loaded weights look random."""
-    if trainer.config.model.backend not in BACKENDS:
-        return
-    balancing.log(trainer, step)
-    if first_loss.asks_for_published_weights(trainer.config):
-        first_loss.report_random_first_loss(trainer, step, job.expected_random_loss(trainer.config))
-
-
-@hookimpl
-def adjust_config(config: PluginTrainer.Config, machine: Machine) -> None:
+def adjust_config(config: JobConfig, machine: Machine) -> None:
     """Choose the SPMD backend that gloo can run with expert parallelism."""
-    if config.model.backend in BACKENDS:
-        job.use_supported_spmd_backend(config, machine)
+    native_spec.use_supported_spmd_backend(config, machine)
+
+
+@hookimpl
+def model_spec(config: JobConfig) -> ModelSpec:
+    """Torchtitan's Qwen3."""
+    return native_spec.model_spec_for(config)
+
+
+@hookimpl
+def check_job(config: JobConfig, machine: Machine) -> list[Problem]:
+    """Sizes against parallel degrees, positions and vocabulary, and the headers of the weights to be loaded."""
+    if not _is_ours(config):
+        return []
+    return [*native_model.check(config, machine), *published_weights.check(config)]
+
+
+@hookimpl
+def after_step(config: JobConfig, trainer: Trainer, step: int, local_loss: torch.Tensor, log: StepLog) -> None:
+    """Log the loss that balances experts; after the first step, warn if loaded weights look random."""
+    if not _is_ours(config):
+        return
+    balancing.log_router_loss(trainer.model_parts, trainer.parallel_dims, log)
+    if step == 1 and first_loss.asks_for_published_weights(config):
+        expected = native_spec.expected_random_loss(config)
+        first_loss.report_random_first_loss(config, local_loss, trainer.parallel_dims, expected)
+
+
+def _is_ours(config: JobConfig) -> bool:
+    """Whether no other plugin has given the model."""
+    return config.model_spec is not None and isinstance(config.model_spec.model, Qwen3Model.Config)

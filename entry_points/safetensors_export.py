@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchtitan.trainer import Trainer
+
+from torchtitan_qwen3_trn.checks.export_settings import check_export
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import hookimpl
-from torchtitan_qwen3_trn.trainer import PluginTrainer
-from torchtitan_qwen3_trn.weights import job_export as export_job
+from torchtitan_qwen3_trn.weights import job_export
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,29 +35,45 @@ class Options:
 
 
 @hookimpl
-def check_job(config: PluginTrainer.Config) -> list[Problem]:
+def check_job(config: JobConfig, options: Options) -> list[Problem]:
     """Sizes, steps, places that are taken, and balancing that cannot be exported."""
-    return export_job.check(config, config.plugins.options(Options))
+    return check_export(
+        config,
+        folder=options.folder,
+        steps=options.steps,
+        at_end=options.at_end,
+        max_shard_size=options.max_shard_size,
+        drop_expert_bias=options.drop_expert_bias,
+    )
 
 
 @hookimpl
-def after_step(trainer: PluginTrainer, step: int) -> None:
+def after_step(config: JobConfig, options: Options, trainer: Trainer, step: int) -> None:
     """Export after the chosen steps."""
-    options = trainer.config.plugins.options(Options)
-    last = options.at_end and step == trainer.config.training.steps
+    last = options.at_end and step == config.training.steps
     if step in options.steps and not last:
-        export_job.export_model(trainer, options, step)
+        _export(config, options, trainer, step)
 
 
 @hookimpl
-def checkpoint_saved(trainer: PluginTrainer, step: int) -> None:
+def checkpoint_saved(config: JobConfig, step: int) -> None:
     """Keep what ``torchtitan-trn export`` needs beside the weights."""
-    export_job.keep_assets(trainer, step)
+    job_export.keep_assets(config, step)
 
 
 @hookimpl
-def training_ended(trainer: PluginTrainer) -> None:
+def training_ended(config: JobConfig, options: Options, trainer: Trainer) -> None:
     """Export the trained model."""
-    options = trainer.config.plugins.options(Options)
     if options.at_end:
-        export_job.export_model(trainer, options, trainer.step)
+        _export(config, options, trainer, trainer.step)
+
+
+def _export(config: JobConfig, options: Options, trainer: Trainer, step: int) -> None:
+    job_export.export_model(
+        trainer,
+        config,
+        step,
+        folder=options.folder,
+        max_shard_size=options.max_shard_size,
+        drop_expert_bias=options.drop_expert_bias,
+    )

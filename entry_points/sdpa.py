@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torchtitan.models.common.attention import FlexAttention
 
+from torchtitan_qwen3_trn.checks.attention import check_attention
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine, NodeOverride, hookimpl
-from torchtitan_qwen3_trn.overrides import document_sdpa as attention
-from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.overrides import document_sdpa
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,23 +27,21 @@ class Options:
 
 
 @hookimpl
-def node_overrides(config: PluginTrainer.Config) -> list[NodeOverride]:
+def node_overrides(options: Options) -> list[NodeOverride]:
     """Replace the inner attention."""
-    options = config.plugins.options(Options)
     kwargs = {"document_mask": options.document_mask}
-    return [NodeOverride(target=FlexAttention.Config, factory=attention.sdpa, fqns=options.fqns, kwargs=kwargs)]
+    return [NodeOverride(target=FlexAttention.Config, factory=document_sdpa.sdpa, fqns=options.fqns, kwargs=kwargs)]
 
 
 @hookimpl
-def check_job(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+def check_job(config: JobConfig, options: Options, machine: Machine) -> list[Problem]:
     """Context parallelism, and layers left on FlexAttention."""
-    options = config.plugins.options(Options)
-    return attention.check(config, machine, document_mask=options.document_mask, fqns=options.fqns)
+    return check_attention(config, machine, document_mask=options.document_mask, fqns=options.fqns)
 
 
 @hookimpl
-def model_inputs(config: PluginTrainer.Config, inputs: torch.Tensor, extra_kwargs: dict[str, Any]) -> None:
+def model_inputs(options: Options, extra_kwargs: dict[str, Any]) -> None:
     """Build the document mask once per microbatch."""
     positions_BL = extra_kwargs.get("positions")
-    if positions_BL is not None and config.plugins.options(Options).document_mask:
-        extra_kwargs["attention_masks"] = attention.document_mask(positions_BL)
+    if positions_BL is not None and options.document_mask:
+        extra_kwargs["attention_masks"] = document_sdpa.document_mask(positions_BL)

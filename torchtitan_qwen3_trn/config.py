@@ -1,14 +1,20 @@
-"""The sections a job file has beyond those of stock ``Trainer.Config``."""
+"""The configuration of a job: stock's sections, and those a job file has beside them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Literal
 
-# Stock keeps these two outside every section; in a job file they live where they belong by meaning.
+from torchtitan.components.checkpointer import BaseCheckpointManager
+from torchtitan.components.validate import Validator
+from torchtitan.trainer import Trainer
+
+from torchtitan_qwen3_trn.components import NotifyingCheckpointManager, PluginValidator
+
+__all__ = ["TOP_LEVEL_HOMES", "JobConfig", "JobOptions", "ModelOptions", "OptimizerOptions", "PluginsConfig"]
+
 TOP_LEVEL_HOMES = {"dump_folder": "job", "hf_assets_path": "model"}
-
-Backend = Literal["native", "huggingface_v5", "nki_moe"]
+"""Two fields that stock keeps outside every section, and the section a job file has them in."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,11 +42,9 @@ class ModelOptions:
     ``load_balance`` replace single values of it.
     """
 
-    name: Literal["qwen3"] = "qwen3"
-    """Model family."""
-
-    backend: Backend = "native"
-    """Route: torchtitan's Qwen3, Transformers v5, or torchtitan's Qwen3 with NKI kernels."""
+    backend: str = "native"
+    """Route by name: ``native`` (torchtitan's Qwen3), ``huggingface_v5`` (Transformers), ``nki_moe`` (torchtitan's
+    Qwen3 with NKI kernels), or a route that another distribution provides."""
 
     flavor: str | None = None
     """Published size, such as ``4B-Instruct-2507``; absent: ``config.json`` decides."""
@@ -95,4 +99,54 @@ class ModelOptions:
         return {name: value for name, value in values.items() if value is not None}
 
 
-_NOT_ARCHITECTURE = ("name", "backend", "flavor", "load_balance")
+_NOT_ARCHITECTURE = ("backend", "flavor", "load_balance")
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerOptions:
+    """Section ``[optimizer]`` in its short form: one group with all parameters."""
+
+    name: Literal["Adam", "AdamW"] = "AdamW"
+    """Optimizer of ``torch.optim``."""
+
+    lr: float = 8e-4
+    """Peak learning rate."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the first and second moment."""
+
+    eps: float = 1e-8
+    """Added to the denominator."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay."""
+
+    implementation: Literal["for-loop", "foreach", "fused", "fused_opt_states_bf16"] = "fused"
+    """As in torchtitan's ``[optimizer]``."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PluginsConfig:
+    """Section ``[plugins]``; a job's own type adds one field per enabled plugin that has options."""
+
+    enable: list[str] = field(default_factory=list)
+    """Plugins to add to those of the route."""
+
+    disable: list[str] = field(default_factory=list)
+    """Plugins to leave out."""
+
+
+@dataclass(kw_only=True, slots=True)
+class JobConfig(Trainer.Config):
+    """Stock's configuration and the sections a job file adds to it.
+
+    ``build()`` makes a `Trainer`, whose module sets ``_owner``.
+    """
+
+    _owner: ClassVar[type | None] = None
+
+    job: JobOptions = field(default_factory=JobOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    validator: Validator.Config = field(default_factory=PluginValidator.Config)
+    checkpoint: BaseCheckpointManager.Config = field(default_factory=NotifyingCheckpointManager.Config)

@@ -7,41 +7,44 @@ import module" without its cause.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 
-def qwen3_moe() -> PluginTrainer.Config:
+def qwen3_moe() -> JobConfig:
     """``examples/qwen3_moe.toml``."""
     return _example("qwen3_moe")
 
 
-def qwen3_4b_native() -> PluginTrainer.Config:
+def qwen3_4b_native() -> JobConfig:
     """``examples/qwen3_4b_native.toml``."""
     return _example("qwen3_4b_native")
 
 
-def qwen3_4b_hf() -> PluginTrainer.Config:
+def qwen3_4b_hf() -> JobConfig:
     """``examples/qwen3_4b_hf.toml``."""
     return _example("qwen3_4b_hf")
 
 
-def qwen3_4b_finetune() -> PluginTrainer.Config:
+def qwen3_4b_finetune() -> JobConfig:
     """``examples/qwen3_4b_finetune.toml``."""
     return _example("qwen3_4b_finetune")
 
 
-def _example(name: str) -> PluginTrainer.Config:
+def _example(name: str) -> JobConfig:
     from torchtitan_qwen3_trn.autoload import install_cpu_device_late
-    from torchtitan_qwen3_trn.config_manager import message_on_command_line
     from torchtitan_qwen3_trn.errors import JobError
-    from torchtitan_qwen3_trn.job.configuration import load_job
+    from torchtitan_qwen3_trn.job.command_line import parse_flags
+    from torchtitan_qwen3_trn.job.configuration import configure
+    from torchtitan_qwen3_trn.launch import message_on_command_line
+    from torchtitan_qwen3_trn.trainer import PluginTrainer  # noqa: F401  makes JobConfig.build() give it
 
     install_cpu_device_late()
-    job = load_job(_examples_folder() / f"{name}.toml", sys.argv[1:])
+    job = configure(replace(parse_flags(sys.argv[1:]), job_file=str(_examples_folder() / f"{name}.toml")))
     job.log()
     if job.problems:
         with message_on_command_line():

@@ -1,9 +1,15 @@
-"""The one error a user of a job file sees: a list of problems, each with its place and its remedy."""
+"""The one error a user sees, a list of problems with place and remedy, and how messages show keys and values."""
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+LARGEST_INTEGER = 2**63 - 1
+"""Integers of a job end up in 64 bits, in tensors, checkpoints and counters of torch."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +44,38 @@ class JobError(Exception):
         count = len(self.problems)
         heading = f"{self.source or 'job'}: {count} problem{'s' if count != 1 else ''}"
         return "\n".join([heading, *(f"  {problem}" for problem in self.problems)])
+
+
+def integer_range() -> str:
+    """The remedy for an integer that is none of torch's."""
+    return f"integers go from {-LARGEST_INTEGER - 1} to {LARGEST_INTEGER}"
+
+
+def join(where: str, key: str) -> str:
+    """Path of ``key`` in section ``where``; plugins are spelled as their names are, with hyphens."""
+    key = key.replace("_", "-") if where.rpartition(".")[2] == "plugins" and key not in ("enable", "disable") else key
+    return f"{where}.{key}" if where else key
+
+
+def show(value: Any) -> str:
+    """A TOML value as a message names it: ``the string "8"``, ``the list [1, 2]``."""
+    kinds = {
+        bool: "",
+        int: "the integer ",
+        float: "the number ",
+        str: "the string ",
+        list: "the list ",
+        dict: "a table ",
+    }
+    kind = next((text for cls, text in kinds.items() if type(value) is cls), f"the {type(value).__name__} ")
+    if isinstance(value, dict):
+        return "a table"
+    text = json.dumps(value, default=str)
+    return kind + (text if len(text) <= 60 else text[:57] + "...")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The remedy for a name that does not exist: the nearest one that does, or all."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}" if names else "there are none"

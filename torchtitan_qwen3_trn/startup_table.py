@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
+from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.models.common.moe import RoutedExperts
 
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.job.prepare import PreparedJob
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +32,20 @@ class CountsIdleParameters(Protocol):
         """Parameters that one token does not use."""
 
 
-def log_startup(trainer: PluginTrainer) -> None:
+def log_startup(job: PreparedJob, model_parts: Sequence[nn.Module], dims: ParallelDims, device: torch.device) -> None:
     """Log one table on rank 0: model, size, route, plugins, overrides, parallel degrees, versions."""
-    rows = startup_rows(trainer)
+    rows = startup_rows(job, model_parts, dims, device)
     if torch.distributed.get_rank() == 0:
         logger.info("Job\n%s", render(rows))
 
 
-def startup_rows(trainer: PluginTrainer) -> list[tuple[str, str]]:
+def startup_rows(
+    job: PreparedJob, model_parts: Sequence[nn.Module], dims: ParallelDims, device: torch.device
+) -> list[tuple[str, str]]:
     """Rows of the start-up table as (heading, text). A collective over pipeline stages: call it on every rank."""
-    config, spec = trainer.config, trainer.config.model_spec
-    total, active = parameter_counts(trainer)
-    dims = trainer.parallel_dims
+    config, spec = job.config, job.config.model_spec
+    total, active = parameter_counts(model_parts, dims, device)
+    overrides = (f"{name} x {count}" for name, count in job.overrides.items())
     degrees = {
         "replicate": dims.dp_replicate,
         "shard": dims.dp_shard,
@@ -55,19 +59,19 @@ def startup_rows(trainer: PluginTrainer) -> list[tuple[str, str]]:
         ("model", f"{spec.name} {spec.flavor}" if spec else "none"),
         ("parameters", f"{total:,} total, {active:,} active per token"),
         ("route", config.model.backend),
-        ("plugins", ", ".join(trainer.plugins.names)),
-        ("overrides", _overrides(config)),
-        ("device", f"{trainer.device.type}, {dims.world_size} rank(s)"),
+        ("plugins", ", ".join(job.plugins.names)),
+        ("overrides", ", ".join(overrides) or "none"),
+        ("device", f"{device.type}, {dims.world_size} rank(s)"),
         ("parallel degrees", ", ".join(f"{name} {degree}" for name, degree in degrees.items())),
         ("versions", ", ".join(f"{name} {distribution_version(name)}" for name in _VERSIONED)),
     ]
     return [(name, text) for name, text in [("description", config.job.description), *rows] if text]
 
 
-def parameter_counts(trainer: PluginTrainer) -> tuple[int, int]:
+def parameter_counts(model_parts: Sequence[nn.Module], dims: ParallelDims, device: torch.device) -> tuple[int, int]:
     """Parameters of the whole model, and those that one token uses (``top_k`` of each layer's experts)."""
     total, idle = 0, 0
-    for part in trainer.model_parts:
+    for part in model_parts:
         total += sum(parameter.numel() for parameter in part.parameters())
         if isinstance(part, CountsIdleParameters):
             idle += part.idle_parameters()
@@ -76,16 +80,11 @@ def parameter_counts(trainer: PluginTrainer) -> tuple[int, int]:
                 experts = sum(parameter.numel() for parameter in module.inner_experts.parameters())
                 dispatcher = module.token_dispatcher
                 idle += experts - experts * dispatcher.top_k // dispatcher.num_experts
-    if trainer.parallel_dims.pp_enabled:
-        counts = torch.tensor([total, idle], dtype=torch.int64, device=trainer.device)
-        stages = trainer.parallel_dims.get_mesh("pp")
+    if dims.pp_enabled:
+        counts = torch.tensor([total, idle], dtype=torch.int64, device=device)
+        stages = dims.get_mesh("pp")
         total, idle = (int(dist_utils.dist_sum(count, stages)) for count in counts)
     return total, total - idle
-
-
-def _overrides(config: PluginTrainer.Config) -> str:
-    counts = (f"{name} x {count}" for name, count in config.planned_overrides.items())
-    return ", ".join(counts) or "none"
 
 
 def render(rows: list[tuple[str, str]]) -> str:

@@ -11,8 +11,8 @@ import torch
 from torchtitan.config.override import derive
 from torchtitan.models.common.nn_modules import RMSNorm
 
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.hooks import NodeOverride, hookimpl
-from torchtitan_qwen3_trn.trainer import PluginTrainer
 
 
 class Float32RMSNorm(RMSNorm):
@@ -43,7 +43,7 @@ class Options:
 
 
 @hookimpl
-def node_overrides(config: PluginTrainer.Config) -> list[NodeOverride]:
+def node_overrides(config: JobConfig) -> list[NodeOverride]:
     """Which nodes to replace, and with what."""
     options = config.plugins.options(Options)
     fqns = options.fqns or ["layers.*.attention_norm", "layers.*.ffn_norm"]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.configuration import is_rank_zero
+from torchtitan_qwen3_trn.launch import is_rank_zero
 
 logger = logging.getLogger(__name__)
 
@@ -73,26 +71,6 @@ def checkpoint_faults(folder: Path) -> list[str]:
             faults.append(f"{folder / name} is cut off: it has {size} bytes, and the checkpoint needs {nbytes}")
     more = [f"and so are {len(faults) - _LISTED} more of its files"] if len(faults) > _LISTED else []
     return faults[:_LISTED] + more
-
-
-def loading_problem(error: CheckpointException, folder: str) -> Problem:
-    """What ``error``, raised while ``folder`` was loaded, means for a user."""
-    fix = "use the model and optimizer it was saved with; if a file is damaged, copy it again or use an earlier step"
-    return Problem(folder, f"cannot be loaded ({_first_cause(error)})", fix)
-
-
-def saving_problem(error: CheckpointException, folder: str) -> Problem:
-    """What ``error``, raised while a checkpoint was saved into ``folder``, means for a user."""
-    there = next((each for each in (Path(folder), *Path(folder).parents) if each.exists()), Path())
-    # torch's zip writer has another error for a full disk than the file system's.
-    space = "" if "://" in folder else f"; {shutil.disk_usage(there).free / 1e9:.1f} GB are free there"
-    what = f"the checkpoint cannot be saved ({_first_cause(error)}){space}"
-    return Problem(folder, what, "free space or correct the folder, and resume from the checkpoint before it")
-
-
-def _first_cause(error: CheckpointException) -> str:
-    rank, (cause, _) = min(error.failures.items(), key=lambda each: each[0])
-    return f"{type(cause).__name__} on rank {rank}: {' '.join(str(cause).split())[:300] or 'no reason given'}"
 
 
 def check_loaded_model(config: Any) -> list[Problem]:

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.qwen3.model import Qwen3Model
 
-from torchtitan_qwen3_trn.checks.memory import check_memory
+from torchtitan_qwen3_trn.checks.model_limits import check_memory, check_positions, check_vocabulary, divisors
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.models.qwen3.native_spec import described
 from torchtitan_qwen3_trn.models.qwen3.sizes import parameter_counts
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 
-def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+def check(config: JobConfig, machine: Machine) -> list[Problem]:
     """Sequence length against positions, heads and experts against degrees, vocabulary against tokenizer, memory."""
     if config.model_spec is None:
         return []
     model = cast(Qwen3Model.Config, config.model_spec.model)
     return [
-        *_positions(config, model),
+        *check_positions(config, model.max_seq_len),
         *_heads(config, model),
         *_experts(config, model),
         *_balancing(config),
         *_tying(config, model),
-        *_vocabulary(config, model),
+        *check_vocabulary(config, model.vocab_size),
         *_export(config, model),
         *check_memory(parameter_counts(described(config)[1])[0], config, machine),
     ]
 
 
-def _positions(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
-    seq_len, positions = config.training.seq_len, model.max_seq_len
-    if seq_len <= positions:
-        return []
-    what = f"{seq_len} is beyond the {positions} positions of this model"
-    return [Problem("training.seq_len", what, f"at most {positions}; a longer one needs YaRN or model.max_seq_len")]
-
-
-def _heads(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+def _heads(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
     degree = config.parallelism.tensor_parallel_degree
     attention = cast(GQAttention.Config, model.first_attention)
     if degree <= 0:
@@ -64,12 +54,7 @@ def _heads(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Probl
     ]
 
 
-def divisors(count: int) -> str:
-    """The remedy for a degree that does not divide ``count``."""
-    return f"choose one of {[degree for degree in range(1, count + 1) if count % degree == 0]}"
-
-
-def _experts(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+def _experts(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
     degree, where = config.parallelism.expert_parallel_degree, "parallelism.expert_parallel_degree"
     counts = {layer.moe.num_experts for layer in model.layers if layer.moe is not None}
     if degree > 1 and not counts:
@@ -81,7 +66,7 @@ def _experts(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Pro
     ]
 
 
-def _balancing(config: PluginTrainer.Config) -> list[Problem]:
+def _balancing(config: JobConfig) -> list[Problem]:
     if config.model.load_balance != "aux_loss":
         return []
     problems = []
@@ -95,33 +80,14 @@ def _balancing(config: PluginTrainer.Config) -> list[Problem]:
     return problems
 
 
-def _tying(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+def _tying(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
     if not model.enable_weight_tying or config.parallelism.pipeline_parallel_degree <= 1:
         return []
     what = "the output layer shares the embedding's weight, which pipeline stages cannot"
     return [Problem("parallelism.pipeline_parallel_degree", what, "set it to 1, or model.enable_weight_tying = false")]
 
 
-def _vocabulary(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
-    entries = tokenizer_entries(Path(config.hf_assets_path))
-    if entries <= model.vocab_size:
-        return []
-    what = f"{model.vocab_size} is less than the {entries} entries of the tokenizer in {config.hf_assets_path}"
-    return [Problem("model.vocab_size", what, "raise it, or use the tokenizer of this model")]
-
-
-def tokenizer_entries(folder: Path) -> int:
-    """Highest token id plus one, from tokenizer.json; 0 when there is none to read."""
-    try:
-        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        ids = list(tokenizer["model"]["vocab"].values())
-        ids += [token["id"] for token in tokenizer.get("added_tokens", [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return 0
-    return max(ids, default=-1) + 1
-
-
-def _export(config: PluginTrainer.Config, model: Qwen3Model.Config) -> list[Problem]:
+def _export(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
     biased = any(layer.moe is not None and layer.moe.load_balance_coeff is not None for layer in model.layers)
     if not (config.checkpoint.enable and config.checkpoint.last_save_in_hf and biased):
         return []

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.values import show
+from torchtitan_qwen3_trn.errors import Problem, show
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 __all__ = ["check_groups_against_model", "check_optimizer"]
 
@@ -27,7 +26,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
 _LISTED = 3
 
 
-def check_optimizer(config: PluginTrainer.Config) -> list[Problem]:
+def check_optimizer(config: JobConfig) -> list[Problem]:
     """Names, patterns and values that torchtitan looks at after the model is built, or passes over in silence."""
     problems: list[Problem] = []
     for index, group in enumerate(config.optimizer.param_groups):
@@ -37,7 +36,7 @@ def check_optimizer(config: PluginTrainer.Config) -> list[Problem]:
     return problems
 
 
-def check_groups_against_model(config: PluginTrainer.Config) -> list[Problem]:
+def check_groups_against_model(config: JobConfig) -> list[Problem]:
     """Groups that get no parameter (the first that matches takes it), and parameters that no group takes."""
     if config.model_spec is None or _is_short_form(config):
         return []
@@ -56,7 +55,7 @@ def check_groups_against_model(config: PluginTrainer.Config) -> list[Problem]:
     return problems
 
 
-def _is_short_form(config: PluginTrainer.Config) -> bool:
+def _is_short_form(config: JobConfig) -> bool:
     groups = config.optimizer.param_groups
     return len(groups) == 1 and groups[0].pattern == ".*"
 

@@ -16,12 +16,12 @@ from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.weights.folder_check import config_differences, count_problems
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 __all__ = ["check", "will_load_files"]
 
 
-def check(config: PluginTrainer.Config) -> list[Problem]:
+def check(config: JobConfig) -> list[Problem]:
     """What keeps the files from being loaded as the weights of the job's model: all of it.
 
     Reads headers, and of tensors only a tied output layer that the files repeat.
@@ -29,14 +29,14 @@ def check(config: PluginTrainer.Config) -> list[Problem]:
     return list(_problems(config))
 
 
-def will_load_files(config: PluginTrainer.Config) -> bool:
+def will_load_files(config: JobConfig) -> bool:
     """Whether the run starts from Hugging Face files: it asks for it, and has no checkpoint of its own to resume."""
     checkpoint = config.checkpoint
     resumes = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step) is not None
     return bool(checkpoint.enable and checkpoint.initial_load_in_hf and not resumes)
 
 
-def _problems(config: PluginTrainer.Config) -> Iterator[Problem]:
+def _problems(config: JobConfig) -> Iterator[Problem]:
     checkpoint = config.checkpoint
     if checkpoint.initial_load_in_hf and not checkpoint.enable:
         what = "has no effect while checkpoint.enable is false: the run would start from random weights"

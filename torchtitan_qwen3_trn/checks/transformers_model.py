@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_qwen3_trn.checks.memory import check_memory
-from torchtitan_qwen3_trn.checks.native_model import divisors, tokenizer_entries
+from torchtitan_qwen3_trn.checks.model_limits import check_memory, check_positions, check_vocabulary, divisors
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.models.hf.build import attention_kinds
@@ -18,24 +16,24 @@ from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import unknown_styles
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 __all__ = ["check"]
 
 
-def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
+def check(config: JobConfig, machine: Machine) -> list[Problem]:
     """Degrees, sequence length, attention, vocabulary, memory."""
     model = cast(HFModel.Config, cast(ModelSpec, config.model_spec).model)
     return [
         *_parallelism(config),
         *_tensor_parallel(config, model),
         *_sequence(config, model),
-        *_vocabulary(config, model),
+        *check_vocabulary(config, model.vocab_size),
         *check_memory(sum(map(math.prod, model.layout.shapes.values())), config, machine),
     ]
 
 
-def _parallelism(config: PluginTrainer.Config) -> Iterator[Problem]:
+def _parallelism(config: JobConfig) -> Iterator[Problem]:
     degrees = config.parallelism
     for kind in ("pipeline", "context", "expert"):
         key = f"{kind}_parallel_degree"
@@ -50,7 +48,7 @@ def _parallelism(config: PluginTrainer.Config) -> Iterator[Problem]:
         yield Problem("debug.spmd_typechecking", what, "switch it off")
 
 
-def _tensor_parallel(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
+def _tensor_parallel(config: JobConfig, model: HFModel.Config) -> Iterator[Problem]:
     degree, where = config.parallelism.tensor_parallel_degree, "parallelism.tensor_parallel_degree"
     if degree <= 1:
         return
@@ -77,12 +75,10 @@ def _tensor_parallel(config: PluginTrainer.Config, model: HFModel.Config) -> Ite
         yield Problem(where, what, "set it to 1, or remove pad_token_id from config.json")
 
 
-def _sequence(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
+def _sequence(config: JobConfig, model: HFModel.Config) -> Iterator[Problem]:
     text, seq_len = model.architecture, config.training.seq_len
     positions = getattr(text, "max_position_embeddings", None) or seq_len
-    if seq_len > positions:
-        what = f"{seq_len} is beyond the {positions} positions of this model"
-        yield Problem("training.seq_len", what, f"at most {positions}, or set model.max_seq_len")
+    yield from check_positions(config, positions)
     kinds = attention_kinds(text)
     window = getattr(text, "sliding_window", None) or 0
     if "sliding_attention" in kinds and seq_len > window:
@@ -92,10 +88,3 @@ def _sequence(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[P
     if others:
         what = f"layers of type {', '.join(sorted(others))} cannot take a document mask"
         yield Problem("config.json: layer_types", what, "use a model with full attention")
-
-
-def _vocabulary(config: PluginTrainer.Config, model: HFModel.Config) -> Iterator[Problem]:
-    entries = tokenizer_entries(Path(config.hf_assets_path))
-    if entries > model.vocab_size:
-        what = f"{model.vocab_size} is less than the {entries} entries of the tokenizer in {config.hf_assets_path}"
-        yield Problem("model.vocab_size", what, "raise it, or use the tokenizer of this model")

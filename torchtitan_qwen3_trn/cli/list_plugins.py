@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -13,12 +14,13 @@ from rich.table import Table
 from torchtitan_qwen3_trn.cli.table import print_table
 from torchtitan_qwen3_trn.job.values import describe
 from torchtitan_qwen3_trn.plugins import (
-    InstalledPlugin,
+    Installed,
     LoadedPlugin,
     implemented_hooks,
     installed_plugins,
+    installed_routes,
     load,
-    routes_of,
+    plugins_of_route,
 )
 
 
@@ -31,7 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every installed plugin; status 1 when one of them cannot be loaded."""
-    rows = [describe_plugin(plugin) for group in installed_plugins().values() for plugin in group]
+    routes = {name: plugins_of_route(same_name[0]) for name, same_name in installed_routes().items()}
+    rows = [describe_plugin(plugin, routes) for group in installed_plugins().values() for plugin in group]
     rows.sort(key=lambda row: row["name"])
     if arguments.json:
         print(json.dumps(rows, indent=2, default=str))  # noqa: T201
@@ -40,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(row["problem"] for row in rows))
 
 
-def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
+def describe_plugin(plugin: Installed, routes: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Name, distribution, version, routes, hooks, options and, if it cannot be loaded, the problem."""
     active, problems = load([plugin])
     loaded = active.loaded[0] if active.loaded else None
@@ -48,7 +51,7 @@ def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
-        "routes": routes_of(plugin.name),
+        "routes": [route for route, names in routes.items() if plugin.name in names],
         "hooks": implemented_hooks(loaded.module) if loaded else [],
         "options": _options(loaded) if loaded else [],
         "problem": "; ".join(map(str, problems)),

@@ -1,39 +1,45 @@
-"""A job file and a few early command-line flags to a trainer configuration."""
+"""From a job file and the command line to the job's configuration."""
 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
-from torchtitan_qwen3_trn.config import Backend, JobOptions, ModelOptions
+from torchtitan.components.loss import ChunkedLossWrapper
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config.configs import TrainingConfig
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.tools import utils
+
+from torchtitan_qwen3_trn.config import JobConfig, ModelOptions
 from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.job.command_line import Flags
 from torchtitan_qwen3_trn.job.job_file import JobFile, lay_over, read_job_file
 from torchtitan_qwen3_trn.job.legacy import Table
-from torchtitan_qwen3_trn.job.trial import silenced
-from torchtitan_qwen3_trn.job.values import ValueProblems
-from torchtitan_qwen3_trn.plugins import ActivePlugins, choose, installed_plugins, load, plugins_config_type
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.job.sections import apply_sections
+from torchtitan_qwen3_trn.job.values import Problems
+from torchtitan_qwen3_trn.launch import is_rank_zero, without_warnings
+from torchtitan_qwen3_trn.plugins import Plugins, choose, installed_plugins, load, plugins_config_type
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class LoadedJob:
+@dataclass(frozen=True, kw_only=True)
+class ConfiguredJob:
     """A configuration built from a job file.
 
     Attributes:
         config: the configuration; where the file is wrong it holds defaults.
+        plugins: the plugins that the job enables, loaded.
         problems: everything wrong with the file so far.
         notes: lines for the log: the file, the profile and the keys it changed.
         warnings: translated and ignored keys.
     """
 
-    config: PluginTrainer.Config
+    config: JobConfig
+    plugins: Plugins
     problems: list[Problem]
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -47,41 +53,36 @@ class LoadedJob:
                 logger.warning(text)
 
 
-def load_job(path: str | Path, args: list[str] | None = None) -> LoadedJob:
-    """Build a configuration from the job file at ``path``.
-
-    ``args`` are command-line arguments; only those that decide how the file is read are looked at here
-    (``--job.profile``, ``--model.backend``, ``--plugins.enable``, ``--plugins.disable``).
+def configure(flags: Flags) -> ConfiguredJob:
+    """Read the job file that ``flags`` name, load its plugins and lay file, profile and flags over the defaults.
 
     Raises:
         JobError: when the file cannot be read at all.
     """
-    args = args or []
-    job = read_job_file(Path(path))
-    table, notes = _with_profile(job, flag_value(args, "job.profile"))
-    problems = list(job.problems)
-    plugins = _load_plugins(table, args, problems)
-    with silenced():
-        base = default_config(plugins)
-        problems += _file_problems(base, job)
-    notes += _idle_options(table, plugins)
-    config = _apply(base, table, [] if problems else problems)
-    config = replace(config, job=replace(config.job, config_file=str(path)))
-    return LoadedJob(config=config, problems=problems, notes=notes, warnings=job.warnings)
+    job = read_job_file(Path(str(flags.job_file)))
+    profile = _profile(job, flags)
+    table, changes = lay_over(job.table, job.profiles.get(profile, {}))
+    table, _ = lay_over(table, flags.table)
+    plugins, problems = _load_plugins(table)
+    with without_warnings():
+        config, found = _judge(default_config(plugins), job, profile, table, flags)
+    config = replace(config, job=replace(config.job, config_file=flags.job_file))
+    notes = [f"Job file {job.path}"]
+    if profile in job.profiles:
+        notes.append(f"Profile {profile} changes {len(changes)} keys")
+        notes += [f"Profile {profile}: {change}" for change in changes]
+    return ConfiguredJob(
+        config=config,
+        plugins=plugins,
+        problems=[*job.problems, *problems, *found],
+        notes=notes + _idle_options(table, plugins),
+        warnings=job.warnings,
+    )
 
 
-def default_config(plugins: ActivePlugins) -> PluginTrainer.Config:
+def default_config(plugins: Plugins) -> JobConfig:
     """The configuration of a job file that says nothing, with the options of ``plugins``."""
-    from torchtitan.components.loss import ChunkedLossWrapper
-    from torchtitan.components.optimizer import default_adamw
-    from torchtitan.config.configs import TrainingConfig
-    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
-
-    return PluginTrainer.Config(
-        job=JobOptions(),
-        model=ModelOptions(),
+    return JobConfig(
         plugins=plugins_config_type(plugins.loaded)(),
         loss=ChunkedLossWrapper.Config(),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
@@ -91,53 +92,64 @@ def default_config(plugins: ActivePlugins) -> PluginTrainer.Config:
     )
 
 
-def flag_value(args: list[str], name: str) -> str | None:
-    """Value of ``--name value`` or ``--name=value`` in ``args``, hyphens and underscores alike; the last one wins."""
-    value = None
-    for index, arg in enumerate(args):
-        flag, equals, inline = arg.partition("=")
-        if flag.replace("-", "_") == "__" + name.replace("-", "_"):
-            value = inline if equals else next(iter(args[index + 1 :]), None)
-    return value
+def _profile(job: JobFile, flags: Flags) -> str:
+    choice = flags.profile or _nested(job.table, "job", "profile") or "auto"
+    return utils.device_type if choice == "auto" else str(choice)
 
 
-def flag_count(args: list[str], name: str) -> int:
-    """How often ``args`` gives the flag ``name``."""
-    return sum(arg.partition("=")[0].replace("-", "_") == "__" + name.replace("-", "_") for arg in args)
+def _judge(
+    defaults: JobConfig, job: JobFile, profile: str, table: Table, flags: Flags
+) -> tuple[JobConfig, list[Problem]]:
+    """The configuration of ``table``, and what is wrong with it, with the file alone and with its other profiles.
+
+    The file alone must be right in each value; whether values fit together is a question about file and profile. What
+    goes wrong only with a profile is reported as ``profile.<device>.<key>``.
+    """
+    active = profile if profile in job.profiles else None
+    alone = Problems()
+    config = apply_sections(defaults, table if active is None else job.table, alone)
+    problems = [*alone, *(alone.combinations if active is None else [])]
+    for device, overlay in job.profiles.items():
+        found = Problems()
+        laid = table if device == active else lay_over(job.table, overlay)[0]
+        made = apply_sections(defaults, laid, found)
+        config = made if device == active else config
+        problems += _due_to(device, found, alone, flags.table if device == active else {})
+    return config, list(dict.fromkeys(problems))
 
 
-def is_rank_zero() -> bool:
-    """Whether this process speaks for the job: rank 0, or not started by a launcher that counts."""
-    rank = os.environ.get("RANK", "0")
-    return rank == "0" or not rank.isdecimal()
+def _due_to(device: str, found: Problems, alone: Problems, flags: Table) -> list[Problem]:
+    """``found`` under the name of the profile, but for what the file alone or a flag has wrong."""
+    known = {*alone, *alone.combinations}
+    return [
+        problem
+        if problem in known or _has(flags, problem.where)
+        else replace(problem, where=f"profile.{device}.{problem.where}")
+        for problem in (*found, *found.combinations)
+    ]
 
 
-def _with_profile(job: JobFile, requested: str | None) -> tuple[Table, list[str]]:
-    from torchtitan.tools import utils
-
-    choice = requested or _nested(job.table, "job", "profile") or "auto"
-    device = utils.device_type if choice == "auto" else choice
-    notes = [f"Job file {job.path}"]
-    overlay = job.profiles.get(str(device))
-    if overlay is None:
-        return job.table, notes
-    table, changes = lay_over(job.table, overlay)
-    notes.append(f"Profile {device} changes {len(changes)} keys")
-    notes += [f"Profile {device}: {change}" for change in changes]
-    return table, notes
+def _has(table: Table, path: str) -> bool:
+    value: Any = table
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
 
 
-def _load_plugins(table: Table, args: list[str], problems: list[Problem]) -> ActivePlugins:
-    backend = flag_value(args, "model.backend") or _nested(table, "model", "backend")
-    if backend not in get_args(Backend):
-        backend = ModelOptions().backend
-    chosen, choice_problems = choose(backend, _names(table, args, "enable"), _names(table, args, "disable"))
+def _load_plugins(table: Table) -> tuple[Plugins, list[Problem]]:
+    backend = _nested(table, "model", "backend")
+    chosen, problems = choose(
+        backend if isinstance(backend, str) else ModelOptions().backend,
+        _strings(_nested(table, "plugins", "enable")),
+        _strings(_nested(table, "plugins", "disable")),
+    )
     plugins, load_problems = load(chosen)
-    problems += choice_problems + load_problems
-    return plugins
+    return plugins, problems + load_problems
 
 
-def _idle_options(table: Table, plugins: ActivePlugins) -> list[str]:
+def _idle_options(table: Table, plugins: Plugins) -> list[str]:
     """Notes on options of installed plugins that this job does not enable."""
     enabled = {plugin.installed.field_name for plugin in plugins.loaded}
     idle = [name for name in installed_plugins() if name.replace("-", "_") not in enabled]
@@ -146,37 +158,10 @@ def _idle_options(table: Table, plugins: ActivePlugins) -> list[str]:
     return [f"[plugins.{name}] has no effect: this job does not enable the plugin" for name in given]
 
 
-def _names(table: Table, args: list[str], key: str) -> list[str]:
-    flag = flag_value(args, f"plugins.{key}")
-    if flag is not None:
-        return [name for name in flag.split(",") if name]
-    names = _nested(table, "plugins", key)
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+def _strings(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _nested(table: Table, section: str, key: str) -> Any:
     below = table.get(section)
     return below.get(key) if isinstance(below, dict) else None
-
-
-def _file_problems(base: PluginTrainer.Config, job: JobFile) -> list[Problem]:
-    """Mistakes in the file itself, including profiles that are not used this time.
-
-    Values are checked where they stand. Whether they fit together is a question about file and profile combined.
-    """
-    problems = ValueProblems()
-    _apply(base, job.table, problems)
-    for device, overlay in job.profiles.items():
-        _apply(base, overlay, problems, f"profile.{device}")
-    if problems:
-        return problems
-    combined: list[Problem] = []
-    for device, overlay in job.profiles.items():
-        _apply(base, lay_over(job.table, overlay)[0], combined, f"profile.{device}")
-    return combined
-
-
-def _apply(base: PluginTrainer.Config, table: Table, problems: list[Problem], where: str = "") -> PluginTrainer.Config:
-    from torchtitan_qwen3_trn.job.sections import apply_sections
-
-    return apply_sections(base, table, problems, where)

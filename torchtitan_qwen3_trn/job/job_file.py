@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.errors import JobError, Problem, show
 from torchtitan_qwen3_trn.job.legacy import Table, translate
-from torchtitan_qwen3_trn.job.values import show
 
 PROFILE_DEVICES = ("cpu", "cuda", "neuron")
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.values import show
+from torchtitan_qwen3_trn.errors import Problem, show
 
 Table = dict[str, Any]
 

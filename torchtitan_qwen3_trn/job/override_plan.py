@@ -1,4 +1,4 @@
-"""From plugins' override requests to torchtitan's own override mechanism.
+"""Plugins' override requests, planned: conflicts, one trial application, registration with torchtitan.
 
 Selecting, conflict detection and naming happen here, before the trainer exists, so that a mistake is reported with
 the plugin's name; replacing the nodes and logging them stays with ``torchtitan.config.override``.
@@ -8,197 +8,130 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any
 
 from torchtitan.config import Configurable
-from torchtitan.config.override import OverrideImport, apply_overrides, override
+from torchtitan.config.override import apply_overrides, override
 
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.hooks import NodeOverride
-from torchtitan_qwen3_trn.job.trial import silenced
+from torchtitan_qwen3_trn.hooks import MODEL_PREFIX, NodeOverride
+from torchtitan_qwen3_trn.launch import without_warnings
+from torchtitan_qwen3_trn.plugins import LoadedPlugin
 
-MODEL_PREFIX = "model_spec.model."
-
-_Config = TypeVar("_Config", bound=Any)
+Request = tuple[LoadedPlugin, NodeOverride]
+"""An override and the plugin that asks for it."""
 
 _registered: dict[str, tuple[type, tuple[str, ...] | None]] = {}
+_LINE = re.compile(r"\[Override\] (\S+): (\S+) ")
 
 
-@dataclass(frozen=True)
-class Request:
-    """A plugin's override request.
+@dataclass(frozen=True, kw_only=True)
+class OverridePlan:
+    """What the overrides of a job will do.
 
     Attributes:
-        owner: the plugin's name and distribution, for messages.
-        name: the plugin's name.
-        override: what it asked for.
+        counts: nodes that each override replaces, by plugin name or, for ``override.imports``, by import path.
+        outcome: the configuration after all replacements, a copy.
+        problems: why they cannot be applied.
     """
 
-    owner: str
-    name: str
-    override: NodeOverride
+    counts: dict[str, int]
+    outcome: JobConfig
+    problems: list[Problem]
 
 
-def check_requests(requests: list[Request], config: Configurable.Config) -> list[Problem]:
-    """Report nodes that two plugins claim, requests and patterns that match nothing, and factories that fail."""
-    problems: list[Problem] = []
+class _FactoryError(Exception):
+    """A factory has failed on ``node``, as ``what`` says."""
+
+    def __init__(self, plugin: LoadedPlugin, node: Configurable.Config, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.plugin, self.node, self.what, self.fix = plugin, node, what, fix
+
+
+def plan_overrides(requests: list[Request], config: JobConfig) -> OverridePlan:
+    """Register ``requests`` with torchtitan, add them to ``config.override.imports`` and try all once on a copy."""
+    if problems := list(_conflicts(requests, config)):
+        return OverridePlan(counts={}, outcome=config, problems=problems)
+    try:
+        targets = [_register(request) for request in requests]
+    except JobError as error:
+        return OverridePlan(counts={}, outcome=config, problems=error.problems)
+    config.override.imports = [
+        *config.override.imports,
+        *(
+            (target, wanted.kwargs) if wanted.kwargs else target
+            for target, (_, wanted) in zip(targets, requests, strict=True)
+        ),
+    ]
+    trial = copy.deepcopy(config)
+    try:
+        with without_warnings():
+            lines = apply_overrides(trial.override, trial) if trial.override.imports else []
+    except _FactoryError as error:
+        return OverridePlan(counts={}, outcome=trial, problems=[_factory_problem(error, trial)])
+    except Exception as error:
+        problem = Problem("override.imports", f"{type(error).__name__}: {error}")
+        return OverridePlan(counts={}, outcome=trial, problems=[problem])
+    plugin_of = {target: plugin.name for target, (plugin, _) in zip(targets, requests, strict=True)}
+    applied = [found[1] for line in lines if (found := _LINE.match(line))]
+    counts = Counter(plugin_of.get(target, target) for target in applied)
+    return OverridePlan(counts=dict(counts), outcome=trial, problems=[])
+
+
+def _conflicts(requests: list[Request], config: JobConfig) -> Iterator[Problem]:
+    """Requests that torchtitan cannot take, requests and patterns that match nothing, nodes that two plugins claim."""
     claimed: dict[str, Request] = {}
     for request in requests:
-        if (defect := _defect(request.override)) is not None:
-            problems.append(Problem(request.owner, defect, "see NodeOverride in torchtitan_qwen3_trn/hooks.py"))
+        plugin, wanted = request
+        if (defect := _defect(wanted)) is not None:
+            fix = "see NodeOverride in torchtitan_qwen3_trn/hooks.py"
+            yield Problem(str(plugin.installed), defect, fix)
             continue
-        nodes = list(matching_nodes(request.override, config))
-        problems += _unmatched(request, config)
-        for fqn in nodes:
-            rival = _overlapping(fqn, claimed)
-            if rival is not None and rival is not request:
-                problems.append(_conflict(fqn, rival, request))
-                break
+        yield from _unmatched(plugin, wanted, config)
+        nodes = list(wanted.nodes(config))
+        rivals = ((fqn, rival) for fqn in nodes if (rival := _overlapping(fqn, claimed)) is not None)
+        if (conflict := next(rivals, None)) is not None:
+            fqn, rival = conflict
+            what = f"{rival[0].installed} and {plugin.installed} both replace {fqn.removeprefix(MODEL_PREFIX)}"
+            yield Problem("plugins", what, "disable one of them, or give them disjoint fqns")
         claimed.update((fqn, request) for fqn in nodes)
-        problems += _factory_problems(request, config)
-    return problems
-
-
-def matching_nodes(request: NodeOverride, config: Configurable.Config) -> Iterator[str]:
-    """Fully qualified names of the nodes of ``config`` that ``request`` replaces."""
-    patterns = _node_patterns(request.fqns)
-    for fqn, _, _, _ in config.traverse(request.target):
-        if patterns is None or any(fnmatchcase(fqn, pattern) for pattern in patterns):
-            yield fqn
-
-
-def register(requests: list[Request]) -> list[tuple[OverrideImport, str]]:
-    """Register every request with torchtitan: its entry for ``override.imports``, and the plugin's name.
-
-    Raises:
-        JobError: torchtitan refuses one.
-    """
-    entries: list[tuple[OverrideImport, str]] = []
-    for request in requests:
-        try:
-            target = _register(request.override)
-        except (TypeError, ValueError) as error:
-            raise JobError([Problem(request.owner, str(error), "correct its node_overrides")]) from error
-        entry = (target, request.override.kwargs) if request.override.kwargs else target
-        entries.append((entry, request.name))
-    return entries
-
-
-def target_of(entry: OverrideImport) -> str:
-    """Import path of the factory that an entry of ``override.imports`` names."""
-    return entry if isinstance(entry, str) else entry[0]
-
-
-def try_out(config: _Config) -> tuple[_Config, dict[str, int], list[Problem]]:
-    """Apply ``override.imports`` to a copy of ``config``.
-
-    Returns:
-        The copy, nodes replaced by import path of the override, and what torchtitan objects to.
-    """
-    trial, counts, problems = copy.deepcopy(config), Counter[str](), []
-    try:
-        with silenced():
-            lines = apply_overrides(trial.override, trial) if trial.override.imports else []
-        counts.update(line.split()[1].rstrip(":") for line in lines)
-    except Exception as error:
-        problems.append(Problem("override.imports", f"{type(error).__name__}: {error}"))
-    return trial, dict(counts), problems
-
-
-def _register(request: NodeOverride) -> str:
-    """Register with torchtitan under the factory's import path, as ``override.imports`` names it."""
-    patterns = _node_patterns(request.fqns)
-    selection = (request.target, tuple(patterns) if patterns is not None else None)
-    factory = _with_free_name(request.factory, selection)
-    target = f"{factory.__module__}.{factory.__name__}"
-    if target not in _registered:
-        override(target=request.target, fqns=patterns)(factory)
-        _registered[target] = selection
-    return target
-
-
-def _with_free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> Callable[..., Any]:
-    """``factory``, or a renamed copy when this process registered it before with another selection."""
-    name, count = factory.__name__, 1
-    while _registered.get(f"{factory.__module__}.{name}", selection) != selection:
-        count += 1
-        name = f"{factory.__name__}_{count}"
-    if count == 1:
-        return factory
-
-    @functools.wraps(factory)
-    def renamed(*args: Any, **kwargs: Any) -> Any:
-        return factory(*args, **kwargs)
-
-    renamed.__name__ = name
-    return renamed
-
-
-def _node_patterns(fqns: list[str] | None) -> list[str] | None:
-    """Module names as a user writes them (``layers.0``) to patterns over the trainer's configuration tree."""
-    if fqns is None:
-        return None
-    return [MODEL_PREFIX + pattern + suffix for pattern in fqns for suffix in ("", ".*")]
 
 
 def _defect(wanted: NodeOverride) -> str | None:
-    """What keeps a request from being handed to torchtitan, which looks factories up by their import path."""
+    """Why a request cannot be handed to torchtitan, which looks factories up by their import path."""
     factory, fqns = wanted.factory, wanted.fqns
     module, name = (str(getattr(factory, attribute, "")) for attribute in ("__module__", "__name__"))
     if not (isinstance(wanted.target, type) and issubclass(wanted.target, Configurable.Config)):
-        return f"it wants to replace {wanted.target!r}, which is no class of configurations"
+        return f"the target of its override must be a Config class of torchtitan, got {wanted.target!r}"
     if getattr(sys.modules.get(module), name, None) is not factory:
-        return f"its factory {factory!r} is no function at the top level of a module"
+        return f"its factory must be a function at the top level of a module, got {factory!r}"
     if fqns is not None and (isinstance(fqns, str) or not all(isinstance(pattern, str) for pattern in fqns)):
-        return f"fqns is {fqns!r} and not a list of strings"
+        return f"fqns must be a list of strings, got {fqns!r}"
     return None
 
 
-def _factory_problems(request: Request, config: Configurable.Config) -> list[Problem]:
-    """The first node that the factory cannot replace."""
-    factory, chosen = request.override.factory, set(matching_nodes(request.override, config))
-    for fqn, node, _, _ in config.traverse(request.override.target):
-        if fqn not in chosen:
-            continue
-        where = f"its factory {factory.__name__}, given {fqn.removeprefix(MODEL_PREFIX)},"
-        try:
-            with silenced():
-                made = factory(copy.deepcopy(node), **request.override.kwargs)
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{where} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-            return [Problem(request.owner, what, "repair it, or leave it out of this job")]
-        if not isinstance(made, Configurable.Config):
-            return [Problem(request.owner, f"{where} returned {made!r:.80}", "it must return a configuration")]
-    return []
-
-
-def _unmatched(request: Request, config: Configurable.Config) -> list[Problem]:
-    wanted = request.override
-    available = [fqn.removeprefix(MODEL_PREFIX) for fqn, _, _, _ in config.traverse(wanted.target)]
+def _unmatched(plugin: LoadedPlugin, wanted: NodeOverride, config: JobConfig) -> list[Problem]:
+    available = [fqn.removeprefix(MODEL_PREFIX) for fqn in replace(wanted, fqns=None).nodes(config)]
     if not available:
         what = f"this model has no {wanted.target.__qualname__} for it to replace"
-        return [Problem(request.owner, what, f"leave {request.name} out of this job")]
+        return [Problem(str(plugin.installed), what, f"leave {plugin.name} out of this job")]
+    shown = ", ".join(available[:3]) + (", ..." if len(available) > 3 else "")
     return [
         Problem(
-            f"plugins.{request.name}.fqns",
+            f"plugins.{plugin.name}.fqns",
             f"{pattern!r} matches no module it could replace",
-            _hint(available),
+            f"there are {len(available)}: {shown}",
         )
         for pattern in wanted.fqns or []
-        if not any(matching_nodes(replace(wanted, fqns=[pattern]), config))
+        if not any(replace(wanted, fqns=[pattern]).nodes(config))
     ]
-
-
-def _hint(available: list[str]) -> str:
-    shown = ", ".join(available[:3]) + (", ..." if len(available) > 3 else "")
-    return f"there are {len(available)}: {shown}"
 
 
 def _overlapping(fqn: str, claimed: dict[str, Request]) -> Request | None:
@@ -208,6 +141,53 @@ def _overlapping(fqn: str, claimed: dict[str, Request]) -> Request | None:
     return None
 
 
-def _conflict(fqn: str, first: Request, second: Request) -> Problem:
-    what = f"{first.owner} and {second.owner} both replace {fqn.removeprefix(MODEL_PREFIX)}"
-    return Problem("plugins", what, "disable one of them, or give them disjoint fqns")
+def _register(request: Request) -> str:
+    """Register with torchtitan under the factory's import path; returns the entry for ``override.imports``."""
+    plugin, wanted = request
+    patterns = wanted.patterns
+    selection = (wanted.target, tuple(patterns) if patterns is not None else None)
+    name = _free_name(wanted.factory, selection)
+    target = f"{wanted.factory.__module__}.{name}"
+    if target not in _registered:
+        try:
+            override(target=wanted.target, fqns=patterns)(_attributed(plugin, wanted.factory, name))
+        except (TypeError, ValueError) as error:
+            raise JobError([Problem(str(plugin.installed), str(error), "correct its node_overrides")]) from error
+        _registered[target] = selection
+    return target
+
+
+def _free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> str:
+    """The factory's name, with a number when this process has registered it before with another selection."""
+    name, count = factory.__name__, 1
+    while _registered.get(f"{factory.__module__}.{name}", selection) != selection:
+        count += 1
+        name = f"{factory.__name__}_{count}"
+    return name
+
+
+def _attributed(plugin: LoadedPlugin, factory: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``factory`` under ``name``, whose failures say which plugin it belongs to."""
+    fix = "repair it, or leave it out of this job"
+
+    @functools.wraps(factory)
+    def made(config: Configurable.Config, **kwargs: Any) -> Any:
+        try:
+            result = factory(config, **kwargs)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+            raise _FactoryError(plugin, config, f"factory {factory.__name__} {what}", fix) from error
+        if not isinstance(result, Configurable.Config):
+            what = f"factory {factory.__name__} returned {result!r:.80}"
+            raise _FactoryError(plugin, config, what, "it must return a configuration")
+        return result
+
+    made.__name__ = name
+    return made
+
+
+def _factory_problem(error: _FactoryError, trial: JobConfig) -> Problem:
+    found = (fqn for fqn, node, _, _ in trial.traverse(type(error.node)) if node is error.node)
+    fqn = next(found, "a node").removeprefix(MODEL_PREFIX)
+    return Problem(str(error.plugin.installed), f"its {error.what}, given {fqn}", error.fix)

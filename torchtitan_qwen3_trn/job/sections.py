@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal
 
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
@@ -14,23 +14,11 @@ from torchtitan.hf_datasets.text_datasets import (
     InterleavedHuggingFaceTextDataLoader,
 )
 
-from torchtitan_qwen3_trn.config import TOP_LEVEL_HOMES
-from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.config import TOP_LEVEL_HOMES, JobConfig, OptimizerOptions, PluginsConfig
+from torchtitan_qwen3_trn.errors import Problem, join, show
 from torchtitan_qwen3_trn.job.legacy import Table
-from torchtitan_qwen3_trn.job.trial import refusal
-from torchtitan_qwen3_trn.job.values import (
-    apply_table,
-    check_value,
-    join,
-    report_combination,
-    show,
-    unknown_key,
-    visible_fields,
-)
-from torchtitan_qwen3_trn.plugins import PluginsConfig, installed_plugins
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.job.values import Problems, apply_table, check_value, refusal, unknown_key, visible_fields
+from torchtitan_qwen3_trn.plugins import installed_plugins
 
 _ACTIVATION_CHECKPOINT: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
@@ -40,21 +28,7 @@ _ACTIVATION_CHECKPOINT: dict[str, Callable[[], Any]] = {
 }
 
 
-@dataclass(kw_only=True, slots=True)
-class OptimizerOptions:
-    """Section ``[optimizer]`` in its short form: one group with all parameters."""
-
-    name: Literal["Adam", "AdamW"] = "AdamW"
-    lr: float = 8e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    implementation: Literal["for-loop", "foreach", "fused", "fused_opt_states_bf16"] = "fused"
-
-
-def apply_sections(
-    config: PluginTrainer.Config, table: Table, problems: list[Problem], where: str = ""
-) -> PluginTrainer.Config:
+def apply_sections(config: JobConfig, table: Table, problems: Problems, where: str = "") -> JobConfig:
     """A copy of ``config`` with the sections of ``table``; mistakes go to ``problems`` under ``where``."""
     sections = visible_fields(type(config)).keys() - TOP_LEVEL_HOMES.keys()
     values: dict[str, Any] = {}
@@ -74,7 +48,7 @@ def apply_sections(
         return replace(config, **values)
     guilty = [key for key, alone in _single_changes(config, values) if refusal(config, alone) == objection]
     place = join(where, guilty[0]) if len(guilty) == 1 else where or "job"
-    report_combination(problems, Problem(place, objection))
+    problems.combinations.append(Problem(place, objection))
     # What follows judges the rest of the job, so it gets every section but those that torchtitan refuses.
     for name, section in values.items():
         if refusal(config, {name: section}) is None:
@@ -82,7 +56,7 @@ def apply_sections(
     return config
 
 
-def _single_changes(config: PluginTrainer.Config, values: Table) -> Iterator[tuple[str, Table]]:
+def _single_changes(config: JobConfig, values: Table) -> Iterator[tuple[str, Table]]:
     """Each key in which the sections ``values`` differ from those of ``config``, and that change alone."""
     for name, section in values.items():
         before: Any = getattr(config, name)
@@ -94,7 +68,7 @@ def _single_changes(config: PluginTrainer.Config, values: Table) -> Iterator[tup
                 yield f"{name}.{key}", {name: replace(before, **{key: getattr(section, key)})}  # type: ignore[type-var]
 
 
-def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, problems: list[Problem]) -> Table:
+def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, problems: Problems) -> Table:
     """Move ``job.dump_folder`` and ``model.hf_assets_path`` to the fields that stock has for them."""
     rest = dict(raw)
     for key, home in TOP_LEVEL_HOMES.items():
@@ -106,7 +80,7 @@ def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, pr
     return rest
 
 
-def _optimizer(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
+def _optimizer(current: Any, table: Table, where: str, problems: Problems) -> Any:
     if "param_groups" not in table:
         options = apply_table(OptimizerOptions(), _joined_betas(table, where, problems), where, problems)
         settings = {
@@ -132,7 +106,7 @@ def _optimizer(current: Any, table: Table, where: str, problems: list[Problem]) 
     return replace(apply_table(OptimizersContainer.Config(), rest, where, problems), param_groups=groups)
 
 
-def _joined_betas(table: Table, where: str, problems: list[Problem]) -> Table:
+def _joined_betas(table: Table, where: str, problems: Problems) -> Table:
     """``table`` with the two keys of torchtitan 0.2.x joined; only now, because a profile may set one of them."""
     rest = {key: value for key, value in table.items() if key not in ("beta1", "beta2")}
     if len(rest) == len(table):
@@ -143,7 +117,7 @@ def _joined_betas(table: Table, where: str, problems: list[Problem]) -> Table:
     return {**rest, "betas": [table.get("beta1", 0.9), table.get("beta2", 0.95)]}
 
 
-def _activation_checkpoint(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
+def _activation_checkpoint(current: Any, table: Table, where: str, problems: Problems) -> Any:
     mode = table.get("mode", "selective")
     if not isinstance(mode, str) or mode not in _ACTIVATION_CHECKPOINT:
         check_value(Literal["none", "full", "selective", "memory_budget"], mode, join(where, "mode"), problems)
@@ -158,7 +132,7 @@ def _activation_checkpoint(current: Any, table: Table, where: str, problems: lis
     return apply_table(policy, {key: value for key, value in table.items() if key in own}, where, problems)
 
 
-def _dataloader(current: Any, table: Table, where: str, problems: list[Problem]) -> Any:
+def _dataloader(current: Any, table: Table, where: str, problems: Problems) -> Any:
     if "sources" not in table:
         return apply_table(HuggingFaceTextDataLoader.Config(dataset="c4_test"), table, where, problems)
     rest = {key: value for key, value in table.items() if key != "sources"}
@@ -167,7 +141,7 @@ def _dataloader(current: Any, table: Table, where: str, problems: list[Problem])
     return apply_table(loader, rest, where, problems)
 
 
-def _plugins(current: PluginsConfig, table: Table, where: str, problems: list[Problem]) -> PluginsConfig:
+def _plugins(current: PluginsConfig, table: Table, where: str, problems: Problems) -> PluginsConfig:
     """Lists, and options of enabled plugins; options of an installed plugin that is not enabled are left alone."""
     known = {item.name for item in fields(current)}
     idle = {plugin.replace("-", "_") for plugin in installed_plugins()} - known
@@ -175,14 +149,14 @@ def _plugins(current: PluginsConfig, table: Table, where: str, problems: list[Pr
     return apply_table(current, used, where, problems)
 
 
-def _list_of_tables(raw: Any, make: Callable[[], Any], where: str, key: str, problems: list[Problem]) -> list[Any]:
+def _list_of_tables(raw: Any, make: Callable[[], Any], where: str, key: str, problems: Problems) -> list[Any]:
     if not isinstance(raw, list) or not all(isinstance(item, dict) for item in raw):
         problems.append(Problem(join(where, key), f"expected tables [[{where}.{key}]], found {show(raw)}"))
         return []
     return [apply_table(make(), item, f"{join(where, key)}[{index}]", problems) for index, item in enumerate(raw)]
 
 
-_SECTIONS: dict[str, Callable[[Any, Table, str, list[Problem]], Any]] = {
+_SECTIONS: dict[str, Callable[[Any, Table, str, Problems], Any]] = {
     "optimizer": _optimizer,
     "activation_checkpoint": _activation_checkpoint,
     "dataloader": _dataloader,

@@ -1,4 +1,4 @@
-"""Values of a job file laid over configuration dataclasses, with every mistake collected."""
+"""Values of a job file laid over configuration dataclasses; every mistake is collected."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 from pydantic import TypeAdapter, ValidationError
 
-from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.job.trial import refusal
+from torchtitan_qwen3_trn.errors import LARGEST_INTEGER, Problem, did_you_mean, integer_range, join, show
+from torchtitan_qwen3_trn.launch import without_warnings
 
 _T = TypeVar("_T")
 
-LARGEST_INTEGER = 2**63 - 1
-"""Integers of a job end up in 64 bits, in tensors, checkpoints and counters of torch."""
+
+class Problems(list[Problem]):
+    """What is wrong with single values; ``combinations`` holds what is wrong with values that do not fit together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.combinations: list[Problem] = []
+
 
 _TYPE_NAMES: dict[Any, str] = {
     bool: "true or false",
@@ -34,7 +40,7 @@ _TYPE_NAMES: dict[Any, str] = {
 }
 
 
-def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: list[Problem]) -> _T:
+def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: Problems) -> _T:
     """A copy of the dataclass ``instance`` with the values of ``table``; nested tables reach nested dataclasses.
 
     Keys may be spelled with hyphens. Types must match exactly (TOML's integers also serve as numbers). Mistakes are
@@ -66,24 +72,14 @@ def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: li
         problem = Problem(join(where, guilty[0]), f"{show(values[guilty[0]])} is refused: {objection}")
     else:
         problem = Problem(where, objection)
-    report_combination(problems, problem)
+    problems.combinations.append(problem)
     return instance
-
-
-class ValueProblems(list[Problem]):
-    """Collects what is wrong with single values and lets pass what is wrong with their combination."""
-
-
-def report_combination(problems: list[Problem], problem: Problem) -> None:
-    """Append a problem of values that do not fit together, unless only single values are asked about."""
-    if not isinstance(problems, ValueProblems):
-        problems.append(problem)
 
 
 _REJECTED: Any = object()
 
 
-def check_value(hint: Any, raw: Any, path: str, problems: list[Problem]) -> Any:
+def check_value(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
     """``raw`` as a value of the type ``hint``; on a mismatch append a problem and return a rejection mark."""
     if (large := next(_large_integers(raw), None)) is not None:
         problems.append(Problem(path, f"{large} is out of range", integer_range()))
@@ -100,11 +96,6 @@ def check_value(hint: Any, raw: Any, path: str, problems: list[Problem]) -> Any:
         return _REJECTED
 
 
-def integer_range() -> str:
-    """The remedy for an integer that is none of torch's."""
-    return f"integers go from {-LARGEST_INTEGER - 1} to {LARGEST_INTEGER}"
-
-
 def _large_integers(value: Any) -> typing.Iterator[int]:
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, int) and not -LARGEST_INTEGER - 1 <= item <= LARGEST_INTEGER:
@@ -112,34 +103,8 @@ def _large_integers(value: Any) -> typing.Iterator[int]:
 
 
 def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> Problem:
-    """Problem for a key that does not exist, with the nearest ones that do."""
-    names = sorted(known)
-    close = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
-    fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}" if names else "there are none"
-    return Problem(path, "unknown key", fix)
-
-
-def join(where: str, key: str) -> str:
-    """Path of ``key`` in section ``where``; plugins are spelled as their names are, with hyphens."""
-    key = key.replace("_", "-") if where.rpartition(".")[2] == "plugins" and key not in ("enable", "disable") else key
-    return f"{where}.{key}" if where else key
-
-
-def show(value: Any) -> str:
-    """A TOML value as a message names it: ``the string "8"``, ``the list [1, 2]``."""
-    kinds = {
-        bool: "",
-        int: "the integer ",
-        float: "the number ",
-        str: "the string ",
-        list: "the list ",
-        dict: "a table ",
-    }
-    kind = next((text for cls, text in kinds.items() if type(value) is cls), f"the {type(value).__name__} ")
-    if isinstance(value, dict):
-        return "a table"
-    text = json.dumps(value, default=str)
-    return kind + (text if len(text) <= 60 else text[:57] + "...")
+    """Problem for a key that does not exist, with the nearest one that does."""
+    return Problem(path, "unknown key", did_you_mean(key.replace("-", "_"), known))
 
 
 def describe(hint: Any) -> str:
@@ -192,3 +157,13 @@ def _suggest_value(hint: Any, raw: Any) -> str:
     if isinstance(raw, str) and hint in (int, float):
         return f"write {raw} without quotes" if re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", raw.strip()) else ""
     return ""
+
+
+def refusal(instance: Any, values: Mapping[str, Any]) -> str | None:
+    """Why the dataclass of ``instance`` refuses these ``values``; ``None`` if it accepts them."""
+    try:
+        with without_warnings():
+            replace(instance, **values)
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        return str(error) or "these values are not possible"
+    return None

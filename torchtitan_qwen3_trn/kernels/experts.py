@@ -293,12 +293,15 @@ def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor
     ctx.save_for_backward(*inputs, *output[1:])
 
 
-def _gradient(ctx: Any, dy_RD: torch.Tensor | None, *unused: None) -> tuple[torch.Tensor | None, ...]:
+def _gradient(
+    ctx: Any, dy_RD: torch.Tensor | None, *unused: None, backward: tuple[Any, ...]
+) -> tuple[torch.Tensor | None, ...]:
     if dy_RD is None:
         return (None,) * len(ctx.needs_input_grad)
     x_RD, w1_EFD, w2_EDF, w3_EFD, *plan, g_RF, u_RF = ctx.saved_tensors
-    dx_RD, dg_RF, du_RF, h_RF = experts_input_gradient(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, *plan)
-    weights = experts_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, *plan)
+    input_gradient, weight_gradients = backward
+    dx_RD, dg_RF, du_RF, h_RF = input_gradient(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, *plan)
+    weights = weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, *plan)
     return (dx_RD, *weights, None, None, None)
 
 

@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from torchtitan_qwen3_trn.kernels.operator import Operator
-from torchtitan_qwen3_trn.kernels.rope import LIMITS, rope, rope_backward, rope_fake
+from torchtitan_qwen3_trn.kernels.rope import (
+    LIMITS,
+    rope,
+    rope_backward,
+    rope_fake,
+    rope_gradient,
+    save_table,
+)
 
 __all__ = ["nkilib_rope", "nkilib_rope_backward"]
 
@@ -39,16 +46,6 @@ def _launch(
     return q_out_BNLH.transpose(1, 2).contiguous(), k_out_BMLH.transpose(1, 2).contiguous()
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
-    ctx.save_for_backward(inputs[2])
-
-
-def _gradient(ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-    (cos_sin_bLH,) = ctx.saved_tensors
-    dq_BLNH, dk_BLMH = nkilib_rope_backward(dq_BLNH, dk_BLMH, cos_sin_bLH)
-    return dq_BLNH, dk_BLMH, None
-
-
 nkilib_rope_backward = Operator(
     name="torchtitan_qwen3_trn::nkilib_rope_backward",
     reference=rope_backward.reference,
@@ -63,8 +60,8 @@ nkilib_rope = Operator(
     reference=rope.reference,
     fake=rope_fake,
     kernel=_KERNEL,
-    save=_save,
-    gradient=_gradient,
+    save=save_table,
+    gradient=rope_gradient,
     backward=(nkilib_rope_backward,),
     limits=LIMITS,
     launch=functools.partial(_launch, backward=False),

@@ -8,21 +8,20 @@ To add an operator, write its reference as a function with annotated arguments a
         fake=torch.empty_like,               # shapes and dtypes without data
         kernel="my_package.nki_double:double_kernel",
         save=lambda ctx, inputs, output: None,
-        gradient=lambda ctx, grad: grad * 2,
+        gradient=lambda ctx, grad, backward: grad * 2,
     )
     y = double(x)
 
 Calling code never asks which device it is on. A tensor on ``neuron`` goes to the NKI kernel, through torch-neuronx's
 ``nki_op``; any other tensor goes to the reference. Both are custom operators of PyTorch with the same schema, fake and
 gradient, so ``torch.compile(fullgraph=True)``, activation checkpointing and FSDP treat them alike. The kernel's module
-and ``nki`` are imported by `Operator.prepare`, which code that builds a model for Neuron calls before it trains.
+and ``nki`` are imported when `Operator.neuron` is first asked for, which a job does before it trains.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +30,6 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 
 from torchtitan_qwen3_trn.kernels.limits import Limit
-
-logger = logging.getLogger(__name__)
 
 __all__ = ["KernelUnavailableError", "Operator", "logical_core_size"]
 
@@ -55,8 +52,9 @@ class Operator:
             every tensor contiguous, and returns the reference's results in their order.
         save: called as ``save(ctx, inputs, output)`` in forward to store what ``gradient`` needs; ``None`` with
             ``gradient`` for an operator without derivative, such as a backward operator.
-        gradient: called as ``gradient(ctx, *output_gradients)``, returns one gradient or ``None`` per argument.
-        backward: operators that ``gradient`` calls; they are prepared together with this one.
+        gradient: called as ``gradient(ctx, *output_gradients, backward=...)``, returns one gradient or ``None`` per
+            argument. ``backward`` are the callables of the operators below, in their order.
+        backward: operators for ``gradient``: their kernels behind this operator's kernel, else their references.
         limits: what the kernel demands of sizes.
         launch: called as ``launch(kernel, *args)`` where the kernel's own arguments or layout differ from the
             reference's; ``kernel`` already knows on how many cores it runs.
@@ -82,52 +80,33 @@ class Operator:
         self.limits = limits
         self.launch = launch or _launch
         self._complete = functools.partial(_complete, fake=fake, save=save, gradient=gradient)
-        self._portable = self._complete(torch.library.custom_op(name, reference, mutates_args=()))
-        self._neuron: Callable[..., Any] | None = None
+        portable = torch.library.custom_op(name, reference, mutates_args=())
+        self.portable = self._complete(portable, backward=tuple(each.portable for each in backward))
+
+    portable: CustomOpDef
+    """The reference as a custom operator, forward and backward, on any device."""
 
     def __call__(self, *args: Any) -> Any:
         """Compute; all tensors on one device.
 
         Raises:
-            KernelUnavailableError: on ``neuron``, when the kernel cannot be used and `fall_back` was not called.
+            KernelUnavailableError: on ``neuron``, when the kernel cannot be used.
         """
-        if args[0].device.type != "neuron":
-            return self._portable(*args)
-        if self._neuron is None:
-            self.prepare()
-        return self._neuron(*args)  # type: ignore[misc]
-
-    def uses_reference(self, x: torch.Tensor) -> bool:
-        """Whether a call with ``x`` as first argument computes with the reference, not the kernel."""
-        return x.device.type != "neuron" or self._neuron is self._portable
-
-    def prepare(self) -> None:
-        """Use the kernels of this operator and its backward on Neuron, also after `fall_back`.
-
-        The first call imports and registers them.
-
-        Raises:
-            KernelUnavailableError: naming the kernel and what is missing; nothing changes then.
-        """
-        family = (self, *self.backward)
-        kernels = [operator._registered for operator in family]
-        for operator, kernel in zip(family, kernels, strict=True):
-            operator._neuron = kernel
+        return self.neuron(*args) if args[0].device.type == "neuron" else self.portable(*args)
 
     @functools.cached_property
-    def _registered(self) -> CustomOpDef:
+    def neuron(self) -> CustomOpDef:
+        """The NKI kernels as a custom operator, forward and backward. They are imported on first access.
+
+        Raises:
+            KernelUnavailableError: naming the kernel and what is missing.
+        """
+        backward = tuple(each.neuron for each in self.backward)
         try:
-            return self._complete(_register_with_neuron(self))
+            return self._complete(_register_with_neuron(self), backward=backward)
         except Exception as error:  # whatever importing or compiling foreign code raises
             what = f"kernel {self.kernel} cannot be used: {type(error).__name__}: {error}"
             raise KernelUnavailableError(what) from error
-
-    def fall_back(self, reason: str) -> None:
-        """Use the references on Neuron too, forward and backward, until `prepare`; the reason is logged once."""
-        if self._neuron is not self._portable:
-            logger.warning("%s runs as PyTorch operators on Neuron: %s", self.name, reason)
-        for operator in (self, *self.backward):
-            operator._neuron = operator._portable
 
 
 def logical_core_size() -> int:
@@ -152,10 +131,11 @@ def _complete(
     fake: Callable[..., Any],
     save: Callable[..., None] | None,
     gradient: Callable[..., Any] | None,
+    backward: tuple[CustomOpDef, ...],
 ) -> CustomOpDef:
     operator.register_fake(fake)
     if gradient is not None:
-        operator.register_autograd(gradient, setup_context=save)
+        operator.register_autograd(functools.partial(gradient, backward=backward), setup_context=save)
     return operator
 
 

@@ -154,10 +154,10 @@ def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor
 
 
 def _gradient(
-    ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor, *unused: torch.Tensor
+    ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor, *unused: torch.Tensor, backward: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, q_rms_BLN, k_rms_BLM = ctx.saved_tensors
-    dq_in_BLNH, dk_in_BLMH, dq_weight_PH, dk_weight_PH = qk_norm_rope_backward(
+    dq_in_BLNH, dk_in_BLMH, dq_weight_PH, dk_weight_PH = backward[0](
         dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, q_rms_BLN, k_rms_BLM
     )
     dq_weight_H = dq_weight_PH.sum(0).to(q_weight_H.dtype)

@@ -20,7 +20,7 @@ import torch
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 
-__all__ = ["rope", "rope_backward", "rope_fake"]
+__all__ = ["rope", "rope_backward", "rope_fake", "rope_gradient", "save_table"]
 
 LIMITS = (
     Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),
@@ -82,13 +82,17 @@ def rope_fake(
     return q_BLNH.new_empty(q_BLNH.shape), k_BLMH.new_empty(k_BLMH.shape)
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+def save_table(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    """Keep the table, which is all that backward needs."""
     ctx.save_for_backward(inputs[2])
 
 
-def _gradient(ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+def rope_gradient(
+    ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor, *, backward: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Gradients of query and key from those of the outputs, by the one operator of ``backward``."""
     (cos_sin_bLH,) = ctx.saved_tensors
-    dq_BLNH, dk_BLMH = rope_backward(dq_BLNH, dk_BLMH, cos_sin_bLH)
+    dq_BLNH, dk_BLMH = backward[0](dq_BLNH, dk_BLMH, cos_sin_bLH)
     return dq_BLNH, dk_BLMH, None
 
 
@@ -105,8 +109,8 @@ rope = Operator(
     reference=_rope,
     fake=rope_fake,
     kernel="torchtitan_qwen3_trn.kernels.rope_nki:rope_kernel",
-    save=_save,
-    gradient=_gradient,
+    save=save_table,
+    gradient=rope_gradient,
     backward=(rope_backward,),
     limits=LIMITS,
 )

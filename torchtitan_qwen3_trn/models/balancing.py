@@ -8,18 +8,17 @@ Shape suffixes: B batch, L sequence, E experts, K experts of a token, Y layers w
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
+from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.hooks import StepLog
 
-__all__ = ["balancing_loss", "log", "with_loss"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["balancing_loss", "log_router_loss", "with_loss"]
 
 
 def balancing_loss(visits_YE: torch.Tensor, probability_YE: torch.Tensor) -> torch.Tensor:
@@ -43,30 +42,27 @@ def with_loss(output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
 
 @runtime_checkable
 class _Loss(Protocol):
-    coefficient: float
-
     def take(self) -> torch.Tensor | None: ...
 
 
-def log(trainer: PluginTrainer, step: int) -> None:
-    """Log the auxiliary loss of the step just taken, where torchtitan logs its loss too. A collective.
+def log_router_loss(model_parts: Sequence[nn.Module], dims: ParallelDims, log: StepLog) -> None:
+    """Log the auxiliary loss of the step just taken. A collective.
 
     Every model part has the share of its layers in the mean over all layers, so parts and pipeline stages add up.
     """
-    losses = [loss for part in trainer.model_parts if isinstance(loss := getattr(part, "router_loss", None), _Loss)]
+    losses = [loss for part in model_parts if isinstance(loss := getattr(part, "router_loss", None), _Loss)]
     shares = [share for loss in losses if (share := loss.take()) is not None]
-    dims = trainer.parallel_dims
     # A stage without experts still takes part in the sum over stages.
-    if not losses or not (shares or dims.pp_enabled) or not trainer.metrics_processor.should_log(step):
+    if not losses or not (shares or dims.pp_enabled) or not log.due:
         return
-    mean = torch.stack(shares).sum() if shares else torch.zeros((), device=trainer.device)
+    device = next(model_parts[0].parameters()).device
+    mean = torch.stack(shares).sum() if shares else torch.zeros((), device=device)
     if dims.dp_enabled:
         mesh = dims.get_mesh("batch")
         mean = dist_utils.dist_sum_tensor(mean, mesh) / mesh.size()
     if dims.pp_enabled:
         mean = dist_utils.dist_sum_tensor(mean, dims.get_mesh("pp"))
-    trainer.metrics_processor.logger.log({"loss_metrics/router_aux_loss": float(mean)}, step)
-    logger.info("step: %2d  router_aux_loss: %8.5f  (x %g)", step, float(mean), losses[0].coefficient)
+    log({"router_aux_loss": mean})
 
 
 class _WithLoss(torch.autograd.Function):

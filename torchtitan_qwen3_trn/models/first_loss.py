@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
-from typing import TYPE_CHECKING
 
 import torch
+from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+from torchtitan_qwen3_trn.config import JobConfig
 
 __all__ = ["asks_for_published_weights", "global_loss", "looks_random", "report_random_first_loss"]
 
@@ -25,39 +23,34 @@ def looks_random(loss: float, expected: float) -> bool:
     return loss > expected - _MARGIN
 
 
-def asks_for_published_weights(config: PluginTrainer.Config) -> bool:
+def asks_for_published_weights(config: JobConfig) -> bool:
     """Whether the job is to start from Hugging Face files."""
     return bool(config.checkpoint.enable and config.checkpoint.initial_load_in_hf)
 
 
-def global_loss(trainer: PluginTrainer) -> float:
-    """The last step's loss per token over all ranks. A collective: call it on every rank."""
-    loss = trainer.local_loss
-    if loss is None:
-        return math.nan
-    dims = trainer.parallel_dims
+def global_loss(local_loss: torch.Tensor, dims: ParallelDims) -> float:
+    """A step's loss per token over all ranks, from each rank's part. A collective: call it on every rank."""
     if dims.dp_cp_enabled:
-        loss = dist_utils.dist_sum_tensor(loss, dims.get_mesh("loss"))
+        local_loss = dist_utils.dist_sum_tensor(local_loss, dims.get_mesh("loss"))
     # Only the last stage has a loss; the others hold negative numbers in its place.
-    return dist_utils.dist_max(loss, dims.get_mesh("pp")) if dims.pp_enabled else float(loss)
+    return dist_utils.dist_max(local_loss, dims.get_mesh("pp")) if dims.pp_enabled else float(local_loss)
 
 
-def report_random_first_loss(trainer: PluginTrainer, step: int, expected: float) -> None:
-    """After step 1 of a job that asked for published weights, say loudly when its loss is that of random weights.
+def report_random_first_loss(config: JobConfig, local_loss: torch.Tensor, dims: ParallelDims, expected: float) -> None:
+    """Warn on rank 0 when the first loss of a job that asked for published weights is that of random weights.
 
-    Call it on every rank after every step; it acts after the first one only.
+    Call it on every rank after the first step.
 
     Args:
-        trainer: the trainer.
-        step: the step just taken, from 1.
+        config: the job.
+        local_loss: this rank's part of the first step's loss per token.
+        dims: the job's parallel dimensions.
         expected: the loss of random weights in nats per token.
     """
-    if step != 1 or not asks_for_published_weights(trainer.config):
-        return
-    loss = global_loss(trainer)
+    loss = global_loss(local_loss, dims)
     if not looks_random(loss, expected) or torch.distributed.get_rank() != 0:
         return
-    folder = trainer.config.checkpoint.initial_load_path or trainer.config.hf_assets_path
+    folder = config.checkpoint.initial_load_path or config.hf_assets_path
     bar = "!" * 100
     logger.warning(
         "\n%s\nTHE WEIGHTS LOOK RANDOM: this job starts from %s, but its first loss is %.3f, and random weights "

@@ -10,7 +10,6 @@ Shape suffixes: B batch, L sequence, N heads (query or key/value), H head dimens
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import spmd_types as spmd
 import torch
@@ -19,17 +18,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 
-from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.hooks import NodeOverride
-from torchtitan_qwen3_trn.job.override_plan import MODEL_PREFIX, matching_nodes
-
-if TYPE_CHECKING:
-    from torchtitan.config import ParallelismConfig
-
-    from torchtitan_qwen3_trn.hooks import Machine
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
-
-__all__ = ["DocumentSDPA", "check", "context_parallel_problem", "document_mask", "sdpa"]
+__all__ = ["DocumentSDPA", "document_mask", "sdpa"]
 
 
 class DocumentSDPA(ScaledDotProductAttention):
@@ -129,64 +118,3 @@ def document_mask(positions_BL: torch.Tensor) -> torch.Tensor:
 def sdpa(config: FlexAttention.Config, *, document_mask: bool = True) -> DocumentSDPA.Config:
     """Override factory: the `DocumentSDPA` that takes the place of ``config``, sharding included."""
     return derive(config, DocumentSDPA.Config, document_mask=document_mask)
-
-
-def context_parallel_problem(*, document_mask: bool, spmd_backend: str, device_type: str) -> str | None:
-    """Why `DocumentSDPA` cannot run with ``context_parallel_degree > 1``, or ``None`` if it can.
-
-    torchtitan shards only FlexAttention's ``BlockMask``. Without a mask, its multi-axis backends gather keys and
-    values but leave the queries split, where plain causal attention would be wrong, and refuse SDPA;
-    ``partial_dtensor`` uses PyTorch's ring attention, which knows the SDPA operators of CUDA only.
-    """
-    if document_mask:
-        return "each rank would need its rows of the document mask, and torchtitan can split only FlexAttention's"
-    if spmd_backend != "partial_dtensor":
-        return f"parallelism.spmd_backend = {spmd_backend!r} splits the sequence for FlexAttention only"
-    if device_type != "cuda":
-        return f"PyTorch's ring attention has no handler for the attention operator of device {device_type!r}"
-    return None
-
-
-def check(
-    config: PluginTrainer.Config, machine: Machine, *, document_mask: bool, fqns: list[str] | None
-) -> list[Problem]:
-    """Report context parallelism that cannot work, and layers left on a FlexAttention that would get a wrong mask.
-
-    Args:
-        config: the job, with its model but before any override.
-        machine: where it runs.
-        document_mask: as given to `sdpa`.
-        fqns: patterns of the modules to replace; ``None`` replaces all.
-    """
-    return [
-        *_context_parallel_problems(config.parallelism, machine.device_type, document_mask),
-        *_left_over_problems(config, document_mask, fqns),
-    ]
-
-
-def _context_parallel_problems(parallelism: ParallelismConfig, device_type: str, document_mask: bool) -> list[Problem]:
-    if parallelism.context_parallel_degree == 1:
-        return []
-    reason = context_parallel_problem(
-        document_mask=document_mask, spmd_backend=parallelism.spmd_backend, device_type=device_type
-    )
-    if reason is None:
-        return []
-    what = f"plugin sdpa cannot run with {parallelism.context_parallel_degree}: {reason}"
-    fix = 'set it to 1, or keep FlexAttention with plugins.disable = ["sdpa"]'
-    return [Problem("parallelism.context_parallel_degree", what, fix)]
-
-
-def _left_over_problems(config: PluginTrainer.Config, document_mask: bool, fqns: list[str] | None) -> list[Problem]:
-    """All layers of a stock decoder get the one mask that suits the first layer, or the document mask."""
-    every = NodeOverride(target=FlexAttention.Config, factory=sdpa)
-    chosen = NodeOverride(target=FlexAttention.Config, factory=sdpa, fqns=fqns)
-    replaced = set(matching_nodes(chosen, config))
-    left = [fqn for fqn in matching_nodes(every, config) if fqn not in replaced]
-    if not left or not replaced:
-        return []
-    first_is_left = next(matching_nodes(every, config)) == left[0]
-    if not document_mask and first_is_left:
-        return []
-    what = f"{left[0].removeprefix(MODEL_PREFIX)} stays on FlexAttention, which cannot use this plugin's mask"
-    return [Problem("plugins.sdpa.fqns", what, "name every attention layer or none")]

@@ -44,7 +44,10 @@ class QKNormRoPE(GatherFreeRoPE):
 
     @dataclass(kw_only=True, slots=True)
     class Config(GatherFreeRoPE.Config):
-        """No options of its own."""
+        """Options of `QKNormRoPE`."""
+
+        kernel: bool = True
+        """Whether the NKI kernel runs on Neuron; false computes with PyTorch operators everywhere."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -69,7 +72,8 @@ class QKNormRoPE(GatherFreeRoPE):
 
         def normalise_and_rotate(*tensors: torch.Tensor) -> Any:
             q_BLNH, k_BLMH, table_bLH = tensors
-            return qk_norm_rope(q_BLNH, k_BLMH, q_norm.weight, k_norm.weight, table_bLH, q_norm.eps)
+            operator = qk_norm_rope if self.config.kernel else qk_norm_rope.portable
+            return operator(q_BLNH, k_BLMH, q_norm.weight, k_norm.weight, table_bLH, q_norm.eps)
 
         return on_shards(normalise_and_rotate, query, key, cos_sin_bLH)
 
@@ -86,9 +90,9 @@ def norms_beside(rope_fqns: Iterable[str]) -> list[str]:
     return [f"{fqn.removesuffix('.rope')}.qk_norm" for fqn in rope_fqns]
 
 
-def fused_rope(config: CosSinRoPE.Config) -> QKNormRoPE.Config:
+def fused_rope(config: CosSinRoPE.Config, *, kernel: bool = True) -> QKNormRoPE.Config:
     """Override factory: the `QKNormRoPE` that takes the place of ``config``, sharding and YaRN factor included."""
-    return derive(config, QKNormRoPE.Config)
+    return derive(config, QKNormRoPE.Config, kernel=kernel)
 
 
 def deferred_norm(config: RMSNorm.Config) -> DeferredNorm.Config:

@@ -38,12 +38,16 @@ class KernelRoPE(GatherFreeRoPE):
         provider: str = "ours"
         """Whose kernel runs on Neuron; a key of `OPERATORS`."""
 
+        kernel: bool = True
+        """Whether the NKI kernel runs on Neuron; false computes with PyTorch operators everywhere."""
+
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate ``query`` ``(B, L, N, H)`` and ``key`` ``(B, L, M, H)`` for ``positions`` ``(b, L)``."""
         cos_sin_bLH = self._reshape_cache(query, positions).squeeze(2)
-        return on_shards(OPERATORS[self.config.provider], query, key, cos_sin_bLH)
+        operator = OPERATORS[self.config.provider]
+        return on_shards(operator if self.config.kernel else operator.portable, query, key, cos_sin_bLH)
 
 
 def on_shards(
@@ -73,6 +77,6 @@ def on_shards(
     return q_out_BLNH, k_out_BLMH
 
 
-def kernel_rope(config: CosSinRoPE.Config, *, provider: str = "ours") -> KernelRoPE.Config:
+def kernel_rope(config: CosSinRoPE.Config, *, provider: str = "ours", kernel: bool = True) -> KernelRoPE.Config:
     """Override factory: the `KernelRoPE` that takes the place of ``config``, sharding and YaRN factor included."""
-    return derive(config, KernelRoPE.Config, provider=provider)
+    return derive(config, KernelRoPE.Config, provider=provider, kernel=kernel)

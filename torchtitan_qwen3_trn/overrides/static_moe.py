@@ -55,9 +55,12 @@ class KernelExperts(GroupedExperts):
         block_rows: int = 256
         """Rows of the blocks that the kernel works in."""
 
+        kernel: bool = True
+        """Whether the NKI kernels run on Neuron; false computes with PyTorch operators everywhere."""
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.block_rows = config.block_rows
+        self.block_rows, self.kernel = config.block_rows, config.kernel
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """Outputs of each row's expert.
@@ -71,11 +74,11 @@ class KernelExperts(GroupedExperts):
         """
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)]
         dtype = _compute_dtype(x_RD, weights[0])
-        if experts.uses_reference(x_RD):
-            plan = no_block_plan(num_tokens_per_expert_E)
+        if self.kernel and x_RD.device.type == "neuron":
+            compute, plan = experts.neuron, block_plan(num_tokens_per_expert_E, len(x_RD), self.block_rows)
         else:
-            plan = block_plan(num_tokens_per_expert_E, len(x_RD), self.block_rows)
-        y_RD, _, _ = experts(x_RD.to(dtype), *(w.to(dtype) for w in weights), *plan)
+            compute, plan = experts.portable, no_block_plan(num_tokens_per_expert_E)
+        y_RD, _, _ = compute(x_RD.to(dtype), *(w.to(dtype) for w in weights), *plan)
         return y_RD.type_as(x_RD)
 
 
@@ -219,9 +222,11 @@ def _on_shards(
     return chosen_BLK, ids_BLK
 
 
-def kernel_experts(config: GroupedExperts.Config, *, block_rows: int = 256) -> KernelExperts.Config:
+def kernel_experts(
+    config: GroupedExperts.Config, *, block_rows: int = 256, kernel: bool = True
+) -> KernelExperts.Config:
     """Override factory: the `KernelExperts` that take the place of ``config``, sharding and initialisation included."""
-    return derive(config, KernelExperts.Config, block_rows=block_rows)
+    return derive(config, KernelExperts.Config, block_rows=block_rows, kernel=kernel)
 
 
 def static_dispatcher(config: AllToAllTokenDispatcher.Config) -> StaticDispatcher.Config:

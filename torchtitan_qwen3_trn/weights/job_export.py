@@ -5,106 +5,83 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP
 
-from torchtitan_qwen3_trn.checks.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
 from torchtitan_qwen3_trn.hf_files.folder import read_json
-from torchtitan_qwen3_trn.job.configuration import is_rank_zero
+from torchtitan_qwen3_trn.launch import is_rank_zero, is_simulated
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS, moved_expert_biases
 from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement
-from torchtitan_qwen3_trn.weights.folder_assets import assets_problems, layout_and_class, write_assets
+from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
-from torchtitan_qwen3_trn.weights.publish import clear_leftovers, destination_problem
+from torchtitan_qwen3_trn.weights.publish import clear_leftovers
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan.trainer import Trainer
 
-__all__ = ["ASSETS", "Settings", "check", "export_model", "keep_assets", "without_expert_bias"]
+    from torchtitan_qwen3_trn.config import JobConfig
+
+__all__ = [
+    "ASSETS",
+    "destination",
+    "export_model",
+    "facts_of",
+    "is_export",
+    "keep_assets",
+    "without_expert_bias",
+]
 
 logger = logging.getLogger(__name__)
 
 # Folder inside a training checkpoint with what an export needs beside the weights.
 ASSETS = "hf_assets"
 
-_SIMULATED = ("fake_backend", "local_tensor")
 
-
-class Settings(Protocol):
-    """The plugin's options."""
-
-    folder: str
-    at_end: bool
-    steps: list[int]
-    max_shard_size: str
-    drop_expert_bias: bool
-
-
-def check(config: PluginTrainer.Config, settings: Settings) -> list[Problem]:
-    """Report at the start what would make an export fail at the end."""
-    where = "plugins.safetensors-export"
-    problems = assets_problems(Path(config.hf_assets_path))
-    try:
-        parse_size(settings.max_shard_size)
-    except ValueError as error:
-        problems.append(Problem(f"{where}.max_shard_size", str(error)))
-    beyond = [step for step in settings.steps if not 1 <= step <= config.training.steps]
-    if beyond:
-        what = f"steps {beyond} do not exist in a run of {config.training.steps}"
-        problems.append(Problem(f"{where}.steps", what, "name steps that the run takes"))
-    if "://" in config.dump_folder + settings.folder:
-        what = "exports go to a file system only"
-        problems.append(Problem(f"{where}.folder", what, "name a folder on a disk that all hosts see"))
-        return problems
-    for step in _steps(config, settings):
-        destination = _destination(config, settings, step)
-        if step <= _resumed_step(config) or _is_export(destination, _facts(config, step)):
-            continue
-        if problem := destination_problem(destination):
-            problems.append(problem)
-    if _trains_expert_bias(config) and not settings.drop_expert_bias:
-        what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
-        fix = f'set it to "aux_loss" or "none", or {where}.drop_expert_bias = true'
-        problems.append(Problem("model.load_balance", what, fix))
-    return problems
-
-
-def export_model(trainer: PluginTrainer, settings: Settings, step: int) -> None:
+def export_model(
+    trainer: Trainer, config: JobConfig, step: int, *, folder: str, max_shard_size: str, drop_expert_bias: bool
+) -> None:
     """Export the model as it is now. A collective: call it on every rank.
 
     The export of the same step that this job wrote before it was restarted is kept.
 
+    Args:
+        trainer: holds the model.
+        config: the job.
+        step: the step just taken.
+        folder: where exports go, below the job's ``dump_folder``.
+        max_shard_size: bytes of tensors in one file at most, such as ``5GB``.
+        drop_expert_bias: whether to leave torchtitan's expert bias out.
+
     Raises:
         JobError: on every rank; nothing is published then.
     """
-    config = trainer.config
-    if config.comm.mode in _SIMULATED:
+    if is_simulated(config):
         logger.info("No export: the other ranks of this job are simulated, and so are their weights")
         return
-    destination, facts = _destination(config, settings, step), _facts(config, step)
-    if _on_rank_zero(lambda: _is_export(destination, facts)):
-        in_agreement(lambda: clear_leftovers(destination) if is_rank_zero() else None)
-        logger.info("%s holds this job's export of step %d from before a restart and is kept", destination, step)
+    target, facts = destination(config, folder, step), facts_of(config, step)
+    if _on_rank_zero(lambda: is_export(target, facts)):
+        in_agreement(lambda: clear_leftovers(target) if is_rank_zero() else None)
+        logger.info("%s holds this job's export of step %d from before a restart and is kept", target, step)
         return
     wanted = in_agreement(
         lambda: Export(
-            destination=destination,
+            destination=target,
             config=hf_config_for(config)[1],
             dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
-            limit=parse_size(settings.max_shard_size),
+            limit=parse_size(max_shard_size),
             assets=Path(config.hf_assets_path),
             facts=facts,
         )
     )
-    export(in_agreement(lambda: _tensors(trainer, settings)), wanted)
+    export(in_agreement(lambda: _tensors(trainer, config, drop_expert_bias=drop_expert_bias)), wanted)
 
 
-def keep_assets(trainer: PluginTrainer, step: int) -> None:
+def keep_assets(config: JobConfig, step: int) -> None:
     """Put config.json and tokenizer into the checkpoint of ``step``, so that it can be exported later on its own.
 
     A collective: call it on every rank.
@@ -112,8 +89,7 @@ def keep_assets(trainer: PluginTrainer, step: int) -> None:
     Raises:
         JobError: on every rank, when rank 0 cannot write them.
     """
-    config = trainer.config
-    if config.comm.mode in _SIMULATED or "://" in config.dump_folder + config.checkpoint.folder:
+    if is_simulated(config) or "://" in config.dump_folder + config.checkpoint.folder:
         return
     folder = Path(config.dump_folder, config.checkpoint.folder, f"step-{step}", ASSETS)
 
@@ -144,17 +120,17 @@ def without_expert_bias(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state_dict.items() if not EXPERT_BIAS.fullmatch(key)}
 
 
-def _tensors(trainer: PluginTrainer, settings: Settings) -> dict[str, Any]:
+def _tensors(trainer: Trainer, config: JobConfig, *, drop_expert_bias: bool) -> dict[str, Any]:
     """This rank's tensors by their names in files."""
     state_dict = {key: value for part in trainer.model_parts for key, value in part.state_dict().items()}
-    if settings.drop_expert_bias:
+    if drop_expert_bias:
         state_dict = without_expert_bias(state_dict)
-    adapter = _spec(trainer.config).state_dict_adapter(trainer.model_config, None)
+    adapter = _spec(config).state_dict_adapter(trainer.model_config, None)
     with torch.no_grad():
         return adapter.to_hf(state_dict)
 
 
-def _facts(config: PluginTrainer.Config, step: int) -> dict[str, Any]:
+def facts_of(config: JobConfig, step: int) -> dict[str, Any]:
     """What the manifest says of the job."""
     return {
         "step": step,
@@ -163,7 +139,7 @@ def _facts(config: PluginTrainer.Config, step: int) -> dict[str, Any]:
     }
 
 
-def _is_export(folder: Path, facts: Mapping[str, Any]) -> bool:
+def is_export(folder: Path, facts: Mapping[str, Any]) -> bool:
     """Whether ``folder`` is a complete export of this step and model, by its manifest."""
     if not (folder / MANIFEST).is_file() or manifest_problems(folder, checksums=False):
         return False
@@ -176,30 +152,12 @@ def _on_rank_zero(action: Callable[[], bool]) -> bool:
     return from_rank_zero(in_agreement(lambda: action() if is_rank_zero() else False))
 
 
-def _destination(config: PluginTrainer.Config, settings: Settings, step: int) -> Path:
-    return Path(config.dump_folder, settings.folder, f"step-{step}")
+def destination(config: JobConfig, folder: str, step: int) -> Path:
+    """Where the export of ``step`` goes."""
+    return Path(config.dump_folder, folder, f"step-{step}")
 
 
-def _steps(config: PluginTrainer.Config, settings: Settings) -> list[int]:
-    last = [config.training.steps] if settings.at_end else []
-    return sorted({*settings.steps, *last})
-
-
-def _resumed_step(config: PluginTrainer.Config) -> int:
-    """The step a run continues after; 0 when it starts anew."""
-    checkpoint = config.checkpoint
-    if not checkpoint.enable:
-        return 0
-    newest = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step)
-    return int(newest.name.removeprefix("step-")) if newest is not None else 0
-
-
-def _spec(config: PluginTrainer.Config) -> Any:
+def _spec(config: JobConfig) -> Any:
     if config.model_spec is None:
         raise JobError([Problem("model", "the job has no model")])
     return config.model_spec
-
-
-def _trains_expert_bias(config: PluginTrainer.Config) -> bool:
-    layers = getattr(getattr(config.model_spec, "model", None), "layers", None) or []
-    return any(getattr(getattr(layer, "moe", None), "load_balance_coeff", None) for layer in layers)

@@ -25,7 +25,7 @@ from torchtitan_qwen3_trn.models.qwen3.native_spec import published
 from torchtitan_qwen3_trn.models.qwen3.values import nearest
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 __all__ = ["LAYERS_AND_EXPERTS", "counts", "from_architecture", "from_folder", "hf_config_for"]
 
@@ -59,7 +59,7 @@ _LONGEST = 2**16
 LAYERS_AND_EXPERTS = {key for key, name in _FIELD_OF.items() if name in ("n_layers", "num_experts")}
 
 
-def hf_config_for(config: PluginTrainer.Config) -> tuple[str, PreTrainedConfig]:
+def hf_config_for(config: JobConfig) -> tuple[str, PreTrainedConfig]:
     """Name and Transformers configuration of the model that ``[model]`` describes.
 
     A flavor is a Qwen3 size, exactly as on the native route; without one, ``config.json`` in ``hf_assets_path`` may

@@ -10,7 +10,7 @@ from torchtitan.tools import utils
 from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.job.configuration import is_rank_zero
+from torchtitan_qwen3_trn.launch import is_rank_zero
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.config import hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
@@ -22,7 +22,7 @@ from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
 from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 __all__ = ["Experts", "expected_random_loss", "model_spec_for"]
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Experts = Literal["auto", "eager", "grouped_mm", "batched_mm"]
 
 
-def model_spec_for(config: PluginTrainer.Config, *, document_mask: bool, experts: Experts) -> ModelSpec:
+def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) -> ModelSpec:
     """The model that ``[model]`` describes, as Transformers has it.
 
     Args:
@@ -69,7 +69,7 @@ def model_spec_for(config: PluginTrainer.Config, *, document_mask: bool, experts
     )
 
 
-def _say_what_differs(config: PluginTrainer.Config, hf_config: PreTrainedConfig) -> None:
+def _say_what_differs(config: JobConfig, hf_config: PreTrainedConfig) -> None:
     """Log that torchtitan's way of balancing experts does not exist here, where a job may have counted on it."""
     if config.model.load_balance == "bias" and getattr(hf_config, "num_experts", None) and is_rank_zero():
         logger.warning(
@@ -78,7 +78,7 @@ def _say_what_differs(config: PluginTrainer.Config, hf_config: PreTrainedConfig)
         )
 
 
-def expected_random_loss(config: PluginTrainer.Config) -> float:
+def expected_random_loss(config: JobConfig) -> float:
     """First loss of this job's model if its weights were random, in nats per token (see `expected_first_loss`)."""
     text = _architecture(config)
     return expected_first_loss(
@@ -93,7 +93,7 @@ def expected_random_loss(config: PluginTrainer.Config) -> float:
     )
 
 
-def _architecture(config: PluginTrainer.Config) -> PreTrainedConfig:
+def _architecture(config: JobConfig) -> PreTrainedConfig:
     return cast(HFModel.Config, cast(ModelSpec, config.model_spec).model).architecture
 
 

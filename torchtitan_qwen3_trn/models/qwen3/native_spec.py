@@ -10,7 +10,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hooks import Machine
-from torchtitan_qwen3_trn.job.configuration import is_rank_zero
+from torchtitan_qwen3_trn.launch import is_rank_zero
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, differences, with_changes
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
 from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
@@ -18,7 +18,7 @@ from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss
 from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
 
 if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
+    from torchtitan_qwen3_trn.config import JobConfig
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _BIAS_STEP = 1e-3
 
 
-def model_spec_for(config: PluginTrainer.Config) -> ModelSpec:
+def model_spec_for(config: JobConfig) -> ModelSpec:
     """The model that ``[model]`` describes.
 
     Raises:
@@ -42,13 +42,13 @@ def model_spec_for(config: PluginTrainer.Config) -> ModelSpec:
     return model_spec(arch, flavor=name, load_balance_coeff=bias_step, balancing_loss=by_loss)
 
 
-def expected_random_loss(config: PluginTrainer.Config) -> float:
+def expected_random_loss(config: JobConfig) -> float:
     """First loss of this job's model if its weights were random, in nats per token (see `expected_first_loss`)."""
     _, arch = published(config)
     return expected_first_loss(with_changes(arch, config.model.changes()))
 
 
-def use_supported_spmd_backend(config: PluginTrainer.Config, machine: Machine) -> None:
+def use_supported_spmd_backend(config: JobConfig, machine: Machine) -> None:
     """Expert parallelism on gloo: torchtitan's default SPMD backend uses an all-to-all that gloo does not have."""
     degrees = config.parallelism
     if machine.device_type == "cpu" and degrees.expert_parallel_degree > 1 and degrees.spmd_backend == "spmd_types":
@@ -60,7 +60,7 @@ def use_supported_spmd_backend(config: PluginTrainer.Config, machine: Machine) -
             )
 
 
-def described(config: PluginTrainer.Config) -> tuple[str, Architecture]:
+def described(config: JobConfig) -> tuple[str, Architecture]:
     """Name and architecture of the job's model; raises as `model_spec_for`."""
     name, arch = published(config)
     changes = config.model.changes()
@@ -70,7 +70,7 @@ def described(config: PluginTrainer.Config) -> tuple[str, Architecture]:
     return name, arch
 
 
-def published(config: PluginTrainer.Config) -> tuple[str, Architecture]:
+def published(config: JobConfig) -> tuple[str, Architecture]:
     """Name and architecture from the flavor, or from config.json beside the weights; raises as `model_spec_for`."""
     folder = Path(config.hf_assets_path)
     has_config = (folder / "config.json").is_file()
@@ -85,7 +85,7 @@ def published(config: PluginTrainer.Config) -> tuple[str, Architecture]:
     return config.model.flavor, arch
 
 
-def _compare(config: PluginTrainer.Config, arch: Architecture, folder: Path) -> None:
+def _compare(config: JobConfig, arch: Architecture, folder: Path) -> None:
     checkpoint = config.checkpoint
     source = Path(checkpoint.initial_load_path or folder)
     if not checkpoint.initial_load_in_hf or source.resolve() != folder.resolve():

@@ -1,0 +1,131 @@
+"""What the whole package needs to know of the launch: which rank speaks, the machine, ending with a message."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from torchtitan_qwen3_trn.errors import JobError, Problem
+
+if TYPE_CHECKING:
+    from torchtitan.trainer import Trainer
+
+EXIT_STATUS = 2
+# A launcher ends all ranks as soon as one has failed; rank 0 must have printed its message by then.
+_SILENT_RANK_DELAY_S = 2.0
+_SIMULATED = ("fake_backend", "local_tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where the job is about to run.
+
+    Attributes:
+        device_type: ``cpu``, ``cuda`` or ``neuron``, as torchtitan detected it.
+        world_size: ranks of the job; the simulated number under ``comm.mode = "fake_backend"``.
+    """
+
+    device_type: str
+    world_size: int
+
+
+def is_rank_zero() -> bool:
+    """Whether this process speaks for the job: rank 0, or not started by a launcher that numbers its processes."""
+    rank = os.environ.get("RANK", "0")
+    return rank == "0" or not rank.isdecimal()
+
+
+def is_simulated(config: Trainer.Config) -> bool:
+    """Whether one process stands for all ranks, so that the other ranks' weights do not exist."""
+    return config.comm.mode in _SIMULATED
+
+
+def this_machine(config: Trainer.Config) -> Machine:
+    """Device and number of ranks, from the launcher's environment (``NGPU`` when the ranks are simulated)."""
+    from torchtitan.tools import utils  # the CPU seam may still change its device when this module is imported
+
+    ranks = os.environ.get(_ranks_variable(config), "1")
+    world_size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
+    return Machine(device_type=utils.device_type, world_size=world_size)
+
+
+def launch_problems(config: Trainer.Config) -> list[Problem]:
+    """Numbers of ranks in the environment that cannot be used; torchtitan reads them after it has created folders."""
+    ranks = _ranks_variable(config)
+    problems = [
+        Problem(name, f"{value!r} is not {what}", f"set this environment variable to {least} or more, or use torchrun")
+        for name, what, least in ((ranks, "a number of ranks", 1), ("RANK", "a rank", 0), ("LOCAL_RANK", "a rank", 0))
+        if not ((value := os.environ.get(name, "1")).isdecimal() and int(value) >= least)
+    ]
+    if is_simulated(config) and "NGPU" not in os.environ:
+        what = f"is not set, and comm.mode = {config.comm.mode!r} simulates that many ranks"
+        problems.append(Problem("NGPU", what, "set this environment variable, for instance NGPU=64"))
+    return problems
+
+
+def launcher_problems() -> list[Problem]:
+    """A process that no launcher has started: torchtitan would fail later without saying so."""
+    if "LOCAL_RANK" in os.environ:
+        return []
+    what = "LOCAL_RANK is not set: no launcher started this process"
+    return [Problem("launch", what, "start it with torchrun -m torchtitan.train ...")]
+
+
+def end_with(error: JobError) -> NoReturn:
+    """End the process with status 2 after rank 0 has printed ``error`` on standard error."""
+    if is_rank_zero():
+        print(error.report(), file=sys.stderr, flush=True)  # noqa: T201
+    else:
+        time.sleep(_SILENT_RANK_DELAY_S)
+    raise SystemExit(EXIT_STATUS) from None
+
+
+@contextlib.contextmanager
+def message_on_command_line() -> Iterator[None]:
+    """Let a `JobError` end ``python -m torchtitan.train``, whose user wants a message; other callers get it raised."""
+    try:
+        yield
+    except JobError as error:
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if spec is not None and spec.name == "torchtitan.train":
+            end_with(error)
+        raise
+
+
+@contextlib.contextmanager
+def output_of_rank_zero_only() -> Iterator[None]:
+    """Discard what other ranks print, such as usage errors; logging goes on, its handlers hold their streams."""
+    if is_rank_zero():
+        yield
+        return
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        try:
+            yield
+        except SystemExit:
+            time.sleep(_SILENT_RANK_DELAY_S)
+            raise
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Suppress log records up to warnings while a configuration is only tried; they come when it is used."""
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(level)
+
+
+def _ranks_variable(config: Trainer.Config) -> str:
+    return "NGPU" if is_simulated(config) else "WORLD_SIZE"
