@@ -57,7 +57,7 @@ def after_step(config: JobConfig, trainer: Trainer, step: int, local_loss: torch
     """Log the router's loss; after the first step, warn if loaded weights look random."""
     if not _is_ours(config):
         return
-    balancing.log_router_loss(trainer.model_parts, trainer.parallel_dims, log)
+    balancing.log_router_loss(trainer.model_parts, trainer.parallel_dims, trainer.device, log)
     if step == 1 and first_loss.asks_for_published_weights(config):
         expected = transformers_spec.expected_random_loss(config)
         first_loss.report_random_first_loss(config, local_loss, trainer.parallel_dims, expected)

@@ -54,6 +54,8 @@ class Outcome:
     status: int | None
     message: str
     log: str
+    job: Any
+    """The prepared job behind ``config``."""
 
 
 @pytest.fixture(autouse=True)
@@ -83,18 +85,23 @@ def parse(
     def run(*args: str | Path, world_size: int = 1, rank: int = 0) -> Outcome:
         from torchtitan.config import ConfigManager
 
+        from torchtitan_qwen3_trn import launcher
+
         for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}.items():
             monkeypatch.setenv(name, str(value))
         caplog.set_level("INFO")
         caplog.clear()
         capsys.readouterr()
-        config, status = None, None
+        config, status, jobs = None, None, []
+        buildable = launcher._buildable
+        monkeypatch.setattr(launcher, "_buildable", lambda job: jobs.append(job) or buildable(job))
         try:
             config = ConfigManager().parse_args([str(arg) for arg in args])
         except SystemExit as stop:
             status = int(stop.code or 0)
         printed = capsys.readouterr()
-        return Outcome(config, status, printed.err + printed.out, caplog.text)
+        monkeypatch.setattr(launcher, "_buildable", buildable)
+        return Outcome(config, status, printed.err + printed.out, caplog.text, jobs[0] if jobs else None)
 
     return run
 
@@ -111,9 +118,16 @@ def parse_job(write_job: Callable[..., Path], parse: Callable[..., Outcome]) -> 
 
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Make a module discoverable as an installed distribution with one plugin entry point."""
+    """Make a module discoverable as an installed distribution with one plugin, and routes if given."""
 
-    def install(name: str, source: str, *, distribution: str | None = None, module: str | None = None) -> Path:
+    def install(
+        name: str,
+        source: str,
+        *,
+        distribution: str | None = None,
+        module: str | None = None,
+        routes: dict[str, tuple[str, ...]] | None = None,
+    ) -> Path:
         distribution = distribution or f"{name}-dist"
         module = module or name.replace("-", "_") + "_module"
         site = tmp_path / f"site-{distribution}"
@@ -121,7 +135,12 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         info.mkdir(parents=True)
         (site / f"{module}.py").write_text(textwrap.dedent(source))
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2.3\n")
-        (info / "entry_points.txt").write_text(f"[torchtitan.plugins]\n{name} = {module}\n")
+        entry_points = f"[torchtitan.plugins]\n{name} = {module}\n"
+        if routes:
+            (site / f"{module}_routes.py").write_text("".join(f"{key} = {value!r}\n" for key, value in routes.items()))
+            entry_points += "[torchtitan.routes]\n"
+            entry_points += "".join(f"{key} = {module}_routes:{key}\n" for key in routes)
+        (info / "entry_points.txt").write_text(entry_points)
         monkeypatch.syspath_prepend(str(site))
         return site
 

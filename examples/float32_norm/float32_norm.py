@@ -11,7 +11,6 @@ import torch
 from torchtitan.config.override import derive
 from torchtitan.models.common.nn_modules import RMSNorm
 
-from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.hooks import NodeOverride, hookimpl
 
 
@@ -43,8 +42,7 @@ class Options:
 
 
 @hookimpl
-def node_overrides(config: JobConfig) -> list[NodeOverride]:
+def node_overrides(options: Options) -> list[NodeOverride]:
     """Which nodes to replace, and with what."""
-    options = config.plugins.options(Options)
     fqns = options.fqns or ["layers.*.attention_norm", "layers.*.ffn_norm"]
     return [NodeOverride(target=RMSNorm.Config, factory=float32_norm, fqns=fqns)]

@@ -9,7 +9,7 @@ import pytest
 from conftest import TINY_MODEL
 from hf_checkpoints import write_checkpoint
 
-from torchtitan_qwen3_trn.checks import memory
+from torchtitan_qwen3_trn.checks import model_limits as memory
 from torchtitan_qwen3_trn.weights.verify import verify
 
 BACKENDS = ["native", "huggingface_v5"]

@@ -314,7 +314,7 @@ def test_several_problems_are_reported_together(parse_job):
 
 
 def test_only_rank_zero_speaks(parse_job, monkeypatch):
-    monkeypatch.setattr("torchtitan_qwen3_trn.config_manager._SILENT_RANK_DELAY_S", 0)
+    monkeypatch.setattr("torchtitan_qwen3_trn.launch._SILENT_RANK_DELAY_S", 0)
     outcome = parse_job("[metrics2]\nx = 1\n", world_size=2, rank=1)
     assert outcome.status == 2
     assert outcome.message == ""

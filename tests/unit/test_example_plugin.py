@@ -28,9 +28,9 @@ def installed(install_plugin, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_replaces_both_norms_of_every_layer_and_takes_fqns(parse_job):
     everywhere = parse_job("", "--plugins.enable", "float32-norm")
     assert everywhere.status is None, everywhere.message
-    assert everywhere.config.planned_overrides["float32-norm"] == 4
+    assert everywhere.job.overrides["float32-norm"] == 4
     one = parse_job('[plugins]\nenable = ["float32-norm"]\n[plugins.float32-norm]\nfqns = ["layers.1.ffn_norm"]\n')
-    assert one.config.planned_overrides["float32-norm"] == 1
+    assert one.job.overrides["float32-norm"] == 1
 
 
 @pytest.mark.usefixtures("installed")

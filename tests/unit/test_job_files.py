@@ -149,21 +149,23 @@ def test_configuration_made_in_python_is_completed_and_checked_too():
     from torchtitan.components.optimizer import default_adamw
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
-    from torchtitan_qwen3_trn.config import ModelOptions
+    from torchtitan_qwen3_trn.components import NotifyingCheckpointManager
+    from torchtitan_qwen3_trn.config import JobConfig, ModelOptions
     from torchtitan_qwen3_trn.job.prepare import prepare
     from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
     from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
-    from torchtitan_qwen3_trn.trainer import NotifyingCheckpointManager, PluginTrainer
+    from torchtitan_qwen3_trn.plugins import load_plugins_of
 
-    config = PluginTrainer.Config(
+    config = JobConfig(
         model=ModelOptions(flavor="debugmodel"),
         model_spec=model_spec(flavor("debugmodel"), flavor="mine"),
         dataloader=HuggingFaceTextDataLoader.Config(),
         optimizer=default_adamw(),
     )
-    prepare(config)
+    plugins, problems = load_plugins_of(config)
+    job = prepare(config, plugins, earlier=problems)
     assert config.model_spec.flavor == "mine"
-    assert config.planned_overrides == {"sdpa": 8, "gather-free-rope": 8}
+    assert job.overrides == {"sdpa": 8, "gather-free-rope": 8}
     assert isinstance(config.checkpoint, NotifyingCheckpointManager.Config)
 
 

@@ -28,7 +28,7 @@ def on_neuron(monkeypatch):
     """The job thinks it is on Neuron with two cores per device, and that every kernel can be imported."""
     monkeypatch.setattr(utils, "device_type", "neuron")
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    monkeypatch.setattr(Operator, "prepare", lambda self: None)
+    monkeypatch.setattr(Operator, "neuron", property(lambda self: None))
 
 
 def overridden(config) -> list[str]:
@@ -123,7 +123,7 @@ def test_the_reference_takes_any_size(parse_job):
     assert parse_job("[plugins.nki-moe]\nblock_rows = 1000\n", base=MOE).status is None
 
 
-@pytest.mark.parametrize(("plugin", "module"), [("nki-rope", "nki_rope"), ("nki-moe", "nki_experts")])
+@pytest.mark.parametrize(("plugin", "module"), [("nki-rope", "rope_nki"), ("nki-moe", "experts_nki")])
 def test_chosen_kernels_that_cannot_be_imported_are_an_error(parse_job, monkeypatch, plugin, module):
     monkeypatch.setattr(utils, "device_type", "neuron")
     outcome = parse_job(base=REAL)
@@ -134,12 +134,16 @@ def test_chosen_kernels_that_cannot_be_imported_are_an_error(parse_job, monkeypa
 
 def test_auto_falls_back_once_with_the_reason(parse_job, monkeypatch):
     monkeypatch.setattr(utils, "device_type", "neuron")
-    fallen: dict[str, str] = {}
-    monkeypatch.setattr(Operator, "fall_back", lambda self, reason: fallen.update({self.name: reason}))
     job = '[plugins.nki-rope]\nprovider = "auto"\n[plugins.nki-moe]\nprovider = "auto"\n'
-    assert parse_job(job, base=REAL).status is None
-    assert fallen.keys() == {"torchtitan_qwen3_trn::rope", "torchtitan_qwen3_trn::experts"}
-    assert all("No module named" in reason for reason in fallen.values())
+    outcome = parse_job(job, base=REAL)
+    assert outcome.status is None
+    for operator in ("torchtitan_qwen3_trn::rope", "torchtitan_qwen3_trn::experts"):
+        (line,) = (line for line in outcome.log.splitlines() if f"{operator} runs as PyTorch operators" in line)
+        assert "No module named" in line
+    apply_overrides(outcome.config.override, outcome.config)
+    layer = outcome.config.model_spec.model.layers[0]
+    assert not layer.attention.rope.kernel
+    assert not layer.moe.routed_experts.inner_experts.kernel
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import sys
 import pytest
 from conftest import TINY_MODEL
 
-from torchtitan_qwen3_trn import hooks
-from torchtitan_qwen3_trn.plugins import ROUTES, PluginError, choose, hook_names, installed_plugins, load
+from torchtitan_qwen3_trn import hooks, routes
+from torchtitan_qwen3_trn.config import JobConfig
+from torchtitan_qwen3_trn.plugins import PluginError, choose, hook_names, installed_plugins, load
 
 HELLO = """
 from dataclasses import dataclass
@@ -20,8 +21,7 @@ class Options:
     times: int = 1
 
 @hookimpl
-def adjust_config(config):
-    options = config.plugins.options(Options)
+def adjust_config(config, options):
     config.job.description = options.greeting * options.times
 """
 
@@ -60,7 +60,7 @@ def test_options_of_a_plugin_that_is_not_enabled_are_mentioned_in_the_log(parse_
 def test_disabled_route_plugin_leaves_its_nodes_alone(parse_job):
     outcome = parse_job("", "--plugins.disable", "gather-free-rope")
     assert outcome.status is None, outcome.message
-    assert outcome.config.planned_overrides == {"sdpa": 2}
+    assert outcome.job.overrides == {"sdpa": 2}
 
 
 IMPORT = "from torchtitan_qwen3_trn.hooks import hookimpl\n"
@@ -151,7 +151,7 @@ def test_failure_inside_a_hook_while_training_keeps_its_cause(install_plugin):
     install_plugin("late", IMPORT + "@hookimpl\ndef after_step(step):\n    1 / 0\n", module="late_module")
     active, _ = load(installed_plugins()["late"])
     with pytest.raises(PluginError, match=r"plugin late \(late-dist 1\.2\.3\) failed in its hook after_step") as raised:
-        active.call("after_step", trainer=None, step=1)
+        active.call("after_step", JobConfig(), trainer=None, step=1)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -164,7 +164,7 @@ def test_failure_in_a_module_of_a_plugin_package_names_the_plugin(install_plugin
     (site / "parcel_module/inner.py").write_text(IMPORT + "@hookimpl\ndef after_step(step):\n    1 / 0\n")
     active, _ = load(installed_plugins()["parcel"])
     with pytest.raises(PluginError, match="plugin parcel"):
-        active.call("after_step", trainer=None, step=1)
+        active.call("after_step", JobConfig(), trainer=None, step=1)
 
 
 def test_plugin_that_cannot_be_used_does_not_hide_what_is_wrong_with_the_job(parse_job, install_plugin):
@@ -185,7 +185,12 @@ def test_plugin_that_fails_does_not_silence_the_others(parse_job, install_plugin
     install_plugin("third", IMPORT + "@hookimpl\ndef node_overrides(config): return 5\n", module="third_overrides")
     outcome = parse_job('[plugins]\nenable = ["first", "second", "third"]\n', "--training.seq_len", "8192")
     assert outcome.status == 2
-    for word in ("ZeroDivisionError", "second: wrong", "node_overrides returned 5", "training.seq_len: 8192"):
+    for word in (
+        "ZeroDivisionError",
+        "second: wrong",
+        "node_overrides must return a list of",
+        "training.seq_len: 8192",
+    ):
         assert word in outcome.message
 
 
@@ -208,7 +213,7 @@ def test_hook_that_returns_no_list_is_reported(parse_job, install_plugin):
     install_plugin("five", source)
     outcome = parse_job('[plugins]\nenable = ["five"]\n')
     assert outcome.status == 2
-    assert "plugin five (five-dist 1.2.3): its hook node_overrides returned 5 where a list" in outcome.message
+    assert "plugin five (five-dist 1.2.3): its hook node_overrides must return a list of" in outcome.message
 
 
 OVERRIDE = (
@@ -227,13 +232,13 @@ def node_overrides(config):
 )
 
 BROKEN_OVERRIDES = [
-    ("return config", "raise KeyError('x')", ["its factory factory, given norm, raised KeyError: 'x'", ", line 7)"]),
-    ("return config", "return None", ["its factory factory, given norm, returned None"]),
+    ("return config", "raise KeyError('x')", ["its factory factory raised KeyError: 'x'", ", line 7)", "given norm"]),
+    ("return config", "return None", ["its factory factory returned None, given norm"]),
     ("fqns=", "kwargs={'eps': 1}, fqns=", ["raised TypeError", "'eps'"]),
-    ("factory=factory", "factory=lambda config: config", ["is no function at the top level of a module"]),
-    ("target=RMSNorm.Config", "target=RMSNorm", ["which is no class of configurations"]),
-    ("target=RMSNorm.Config", "target='RMSNorm'", ["wants to replace 'RMSNorm'"]),
-    ('fqns=["norm"]', 'fqns="norm"', ["fqns is 'norm' and not a list"]),
+    ("factory=factory", "factory=lambda config: config", ["must be a function at the top level of a module"]),
+    ("target=RMSNorm.Config", "target=RMSNorm", ["must be a Config class of torchtitan"]),
+    ("target=RMSNorm.Config", "target='RMSNorm'", ["must be a Config class of torchtitan, got 'RMSNorm'"]),
+    ('fqns=["norm"]', 'fqns="norm"', ["fqns must be a list of strings, got 'norm'"]),
 ]  # fmt: skip
 
 
@@ -263,7 +268,7 @@ def test_problem_that_is_a_string_is_reported(parse_job, install_plugin):
     install_plugin("terse", IMPORT + "@hookimpl\ndef check_job(config): return ['too long']\n", module="terse_module")
     outcome = parse_job('[plugins]\nenable = ["terse"]\n')
     assert outcome.status == 2
-    assert "returned a list with ['too long'] where a list of Problem is wanted" in outcome.message
+    assert "must return a list of Problem, got a list with ['too long']" in outcome.message
 
 
 def test_problems_of_check_job_end_the_job(parse_job, install_plugin):
@@ -284,7 +289,7 @@ def test_problems_of_check_job_end_the_job(parse_job, install_plugin):
 
 
 def test_route_needs_plugins_that_are_not_installed(monkeypatch):
-    monkeypatch.setitem(ROUTES, "native", (*ROUTES["native"], "absent-plugin"))
+    monkeypatch.setattr(routes, "NATIVE", (*routes.NATIVE, "absent-plugin"))
     _, problems = choose("native", [], [])
     assert "absent-plugin" in str(problems[0])
 
@@ -301,4 +306,4 @@ def test_loaded_plugins_keep_their_order():
     chosen, problems = choose("native", [], [])
     active, load_problems = load(chosen)
     assert not problems + load_problems
-    assert active.names == list(ROUTES["native"])
+    assert active.names == list(routes.NATIVE)

@@ -21,14 +21,9 @@ from torchtitan.models.common.decoder_sharding import set_gqa_inner_attention_lo
 from torchtitan.models.qwen3 import Qwen3Model, qwen3_configs
 from torchtitan.models.qwen3.config_registry import qwen3_debugmodel
 
+from torchtitan_qwen3_trn.checks.attention import check_attention, context_parallel_problem
 from torchtitan_qwen3_trn.hooks import Machine
-from torchtitan_qwen3_trn.overrides.document_sdpa import (
-    DocumentSDPA,
-    check,
-    context_parallel_problem,
-    document_mask,
-    sdpa,
-)
+from torchtitan_qwen3_trn.overrides.document_sdpa import DocumentSDPA, document_mask, sdpa
 
 CPU = Machine(device_type="cpu", world_size=1)
 
@@ -327,7 +322,7 @@ def test_torchtitan_itself_refuses_context_parallelism_on_its_multi_axis_backend
 def test_check_names_the_key_of_context_parallelism():
     config = qwen3_debugmodel()
     config.parallelism.context_parallel_degree = 2
-    (problem,) = check(config, CPU, document_mask=True, fqns=None)
+    (problem,) = check_attention(config, CPU, document_mask=True, fqns=None)
     assert problem.where == "parallelism.context_parallel_degree"
     assert "cannot run with 2" in problem.what
     assert 'plugins.disable = ["sdpa"]' in problem.fix
@@ -346,6 +341,6 @@ def test_check_names_the_key_of_context_parallelism():
     ],
 )
 def test_check_refuses_layers_left_on_flex_attention_with_a_mask_they_cannot_use(with_document_mask, fqns, left):
-    problems = check(qwen3_debugmodel(), CPU, document_mask=with_document_mask, fqns=fqns)
+    problems = check_attention(qwen3_debugmodel(), CPU, document_mask=with_document_mask, fqns=fqns)
     assert [problem.where for problem in problems] == ([] if left is None else ["plugins.sdpa.fqns"])
     assert left is None or problems[0].what.startswith(left)

@@ -95,6 +95,7 @@ GONE: dict[str, Gone] = {
     "experimental.custom_args_module": Gone(("",), "write a plugin instead (README, 'Your own override')"),
     "model.converters": Gone(([],), _NO_QUANTIZE),
     "model.print_after_conversion": Gone((False,), _NO_QUANTIZE),
+    "model.name": Gone(("qwen3",), 'this package trains "qwen3"; another family needs a plugin and a route of its own'),
     "model.norm_type": Gone(("rmsnorm", "RMSNorm", "rms_norm"), "Qwen3 is defined with RMSNorm only"),
     "optimizer.early_step_in_backward": Gone((False,), "torchtitan 0.3 has no optimizer step in backward"),
     "training.enable_compiled_autograd": Gone((False,), "torchtitan 0.3 has no compiled autograd option"),

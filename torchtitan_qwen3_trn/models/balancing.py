@@ -45,7 +45,7 @@ class _Loss(Protocol):
     def take(self) -> torch.Tensor | None: ...
 
 
-def log_router_loss(model_parts: Sequence[nn.Module], dims: ParallelDims, log: StepLog) -> None:
+def log_router_loss(model_parts: Sequence[nn.Module], dims: ParallelDims, device: torch.device, log: StepLog) -> None:
     """Log the auxiliary loss of the step just taken. A collective.
 
     Every model part has the share of its layers in the mean over all layers, so parts and pipeline stages add up.
@@ -55,7 +55,6 @@ def log_router_loss(model_parts: Sequence[nn.Module], dims: ParallelDims, log: S
     # A stage without experts still takes part in the sum over stages.
     if not losses or not (shares or dims.pp_enabled) or not log.due:
         return
-    device = next(model_parts[0].parameters()).device
     mean = torch.stack(shares).sum() if shares else torch.zeros((), device=device)
     if dims.dp_enabled:
         mesh = dims.get_mesh("batch")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from torchtitan_qwen3_trn.kernels.experts import block_plan, experts
@@ -57,31 +57,34 @@ def gradients(function, arguments) -> list[torch.Tensor]:
 
 def test_custom_operator_passes_the_checks_of_torch_library(case):
     operator, arguments = case
-    torch.library.opcheck(operator._portable, arguments)
+    torch.library.opcheck(operator.portable, arguments)
+
+
+class Calls(TorchDispatchMode):
+    """Arguments and results of the operators called, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, tuple] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        self.seen[function._schema.name] = (function, args, results)
+        return results
 
 
 def test_backward_operators_declare_their_results(case):
     """`opcheck` of the forward operator only reaches them through autograd; shapes of theirs are checked here."""
     operator, arguments = case
-    seen = []
-    for backward in operator.backward:
-        original = backward._portable
-
-        def checked(*args, original=original):
-            results = original(*args)
-            with torch._subclasses.FakeTensorMode() as mode:
-                fakes = original(*[mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args])
-            seen.append([(x.shape, x.dtype, x.stride()) for x in results])
-            assert seen[-1] == [(x.shape, x.dtype, x.stride()) for x in fakes]
-            return results
-
-        backward._portable = checked
-    try:
+    with Calls() as calls:
         gradients(operator, arguments)
-    finally:
-        for backward in operator.backward:
-            backward._portable = getattr(torch.ops.torchtitan_qwen3_trn, backward.name.split("::")[1])
-    assert len(seen) == len(operator.backward) > 0
+    assert operator.backward
+    for backward in operator.backward:
+        function, args, results = calls.seen[backward.name]
+        with torch._subclasses.FakeTensorMode() as mode:
+            fakes = function(*[mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args])
+        described = [[(x.shape, x.dtype, x.stride()) for x in each] for each in (results, fakes)]
+        assert described[0] == described[1]
 
 
 @pytest.mark.parametrize("wrapped", ["compiled in one graph", "checkpointed"])
@@ -118,9 +121,9 @@ def stand_in(monkeypatch):
 def test_missing_kernel_is_an_error_that_names_it(stand_in):
     message = r"no_such_module:kernel cannot be used: ModuleNotFoundError: No module named 'no_such_module'"
     with pytest.raises(KernelUnavailableError, match=message):
-        declare("strict").prepare()
+        declare("strict").neuron  # noqa: B018
     with pytest.raises(KernelUnavailableError, match="stand_in_kernels:other cannot be used: AttributeError"):
-        declare("strict_name", "stand_in_kernels:other").prepare()
+        declare("strict_name", "stand_in_kernels:other").neuron  # noqa: B018
 
 
 def test_whatever_registering_raises_is_the_same_error(stand_in, monkeypatch):
@@ -131,9 +134,9 @@ def test_whatever_registering_raises_is_the_same_error(stand_in, monkeypatch):
     operator = declare("refused", "stand_in_kernels:kernel")
     message = "stand_in_kernels:kernel cannot be used: RuntimeError: unsupported instance"
     with pytest.raises(KernelUnavailableError, match=message):
-        operator.prepare()
+        operator.neuron  # noqa: B018
     monkeypatch.setattr(stand_in, "nki_op", torch.library.custom_op)
-    operator.prepare()  # a failure is not remembered
+    assert operator.neuron is not None  # a failure is not remembered
 
 
 @pytest.mark.parametrize("text", ["two", "", "0", "3"])
@@ -143,34 +146,31 @@ def test_core_size_that_is_none_makes_kernels_unavailable(monkeypatch, text):
         logical_core_size()
 
 
-def test_agreed_fall_back_includes_backward_and_is_logged_once(caplog):
-    backward = declare("lenient_backward")
-    operator = declare("lenient", backward=(backward,))
-    with caplog.at_level(logging.WARNING):
-        operator.fall_back("no tiles")
-        operator.fall_back("no tiles")
-    assert operator._neuron is operator._portable
-    assert backward._neuron is backward._portable
-    (record,) = caplog.records
-    assert record.getMessage() == "tests_operator::lenient runs as PyTorch operators on Neuron: no tiles"
+def doubled_gradient(ctx, gradient, *, backward):
+    return backward[0](gradient)
 
 
-def test_kernels_are_demanded_again_after_a_fall_back():
-    operator = declare("lenient_first")
-    operator.fall_back("no kernel")
+def test_gradients_of_kernel_and_reference_use_operators_of_their_own_kind(stand_in, monkeypatch):
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    backward = declare("kind_backward", "stand_in_kernels:kernel")
+    options = {"backward": (backward,), "save": lambda ctx, inputs, output: None, "gradient": doubled_gradient}
+    operator = declare("kind", "stand_in_kernels:kernel", **options)
+    for variant, name in (
+        (operator.portable, "tests_operator::kind_backward"),
+        (operator.neuron, "tests_operator::kind_backward_nki"),
+    ):
+        x = torch.ones(3, requires_grad=True)
+        with Calls() as calls:
+            variant(x).sum().backward()
+        assert [each for each in calls.seen if "kind_backward" in each] == [name]
+        assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_reference_needs_no_kernel(stand_in):
+    operator = declare("lenient")
+    assert torch.equal(operator.portable(torch.ones(2)), torch.full((2,), 2.0))
     with pytest.raises(KernelUnavailableError):
-        operator.prepare()
-
-
-def test_kernels_are_used_again_after_a_fall_back(stand_in):
-    backward = declare("returning_backward", "stand_in_kernels:kernel")
-    operator = declare("returning", "stand_in_kernels:kernel", backward=(backward,))
-    operator.prepare()
-    kernels = operator._neuron, backward._neuron
-    assert operator._portable not in kernels
-    operator.fall_back("no tiles")
-    operator.prepare()
-    assert (operator._neuron, backward._neuron) == kernels
+        operator.neuron  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from conftest import TINY_MODEL
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from torchtitan_qwen3_trn.hooks import StepLog
 from torchtitan_qwen3_trn.models import balancing
 from torchtitan_qwen3_trn.models.balancing import balancing_loss
 from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
@@ -137,10 +138,7 @@ class _Part:
 def test_the_logged_loss_is_the_sum_over_parts_and_stages_and_logged_once(monkeypatch, parts):
     logged, summed = [], []
     dims = SimpleNamespace(dp_enabled=False, pp_enabled=True, get_mesh=lambda name: name)
-    processor = SimpleNamespace(
-        should_log=lambda step: True, logger=SimpleNamespace(log=lambda values, step: logged.append(values))
-    )
-    trainer = SimpleNamespace(model_parts=parts, parallel_dims=dims, metrics_processor=processor, device="cpu")
+    log = StepLog(step=1, due=True, write=lambda values, step: logged.append(values))
     here = sum(float(value) for part in parts for value in part.router_loss.values)
 
     def other_stage(value, mesh):
@@ -148,6 +146,6 @@ def test_the_logged_loss_is_the_sum_over_parts_and_stages_and_logged_once(monkey
         return value + 0.25
 
     monkeypatch.setattr(balancing.dist_utils, "dist_sum_tensor", other_stage)
-    balancing.log(trainer, 1)
+    balancing.log_router_loss(parts, dims, torch.device("cpu"), log)
     assert summed == ["pp"]
-    assert logged == [{"loss_metrics/router_aux_loss": here + 0.25}]
+    assert logged == [{"router_aux_loss": here + 0.25}]
