@@ -61,4 +61,4 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
         yield from error.problems
         return
     problems = check_tensors(folder, layout.shapes, ignores=layout.ignores)
-    yield from problems or tying_problems(folder, layout, found)
+    yield from problems or tying_problems(folder, layout.tied, found)

@@ -10,13 +10,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from hf_checkpoints import ARCHITECTURES, small_config, write_checkpoint
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
-from torchtitan_qwen3_trn.hf_files import windowed_reader as reader
-from torchtitan_qwen3_trn.hf_files.headers import check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.headers import read_headers
 from torchtitan_qwen3_trn.models import first_loss
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
@@ -123,69 +119,6 @@ def changed(folder, edit):
     return folder
 
 
-def test_missing_unexpected_and_misshapen_tensors_are_listed_together(tmp_path):
-    def edit(tensors):
-        for layer in (0, 1):
-            for part in ("q", "k", "v", "o"):
-                del tensors[f"model.layers.{layer}.self_attn.{part}_proj.weight"]
-        tensors["model.layers.9.mlp.up_proj.weight"] = torch.zeros(2, 2)
-        tensors["model.norm.weight"] = torch.zeros(63)
-        tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(128, 64, dtype=torch.int8)
-
-    folder = changed(write_checkpoint(tmp_path, "llama"), edit)
-    problems = check_tensors(folder, layout("llama").shapes, ignores=layout("llama").ignores)
-    missing, unexpected, misshapen, foreign = (str(problem) for problem in problems)
-    assert "8 tensors (" in missing
-    assert "...) of the model's 21 missing" in missing
-    assert missing.count("_proj.weight") == 5  # the list is capped, the count is not
-    assert "1 tensor (model.layers.9.mlp.up_proj.weight) without a place in the model" in unexpected
-    assert "1 tensor (model.norm.weight [63] instead of [64])" in misshapen
-    assert "1 tensor (model.layers.0.mlp.up_proj.weight I8)" in foreign
-
-
-def test_redundant_tensors_of_old_exports_are_no_problem(tmp_path):
-    def edit(tensors):
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-
-    folder = changed(write_checkpoint(tmp_path, "qwen3"), edit)
-    assert check_tensors(folder, layout("qwen3").shapes, ignores=layout("qwen3").ignores) == []
-
-
-def test_pickles_are_refused_with_the_way_to_convert_them(tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
-    (problem,) = check_tensors(tmp_path, {})
-    assert "only Python pickles (pytorch_model.bin)" in problem.what
-    assert "save_pretrained" in problem.fix
-
-
-def test_a_folder_without_weights(tmp_path):
-    assert "there is no .safetensors file" in str(check_tensors(tmp_path, {})[0])
-    assert "there is no .safetensors file" in str(check_tensors(tmp_path / "absent", {})[0])
-
-
-def test_a_truncated_file_is_named(tmp_path):
-    folder = write_checkpoint(tmp_path, "llama")
-    file = sorted(folder.glob("*.safetensors"))[1]
-    file.write_bytes(file.read_bytes()[:-100])
-    (problem,) = check_tensors(folder, layout("llama").shapes)
-    assert problem.where == str(file)
-
-
-def test_files_the_index_names_must_be_there(tmp_path):
-    folder = write_checkpoint(tmp_path, "llama")
-    sorted(folder.glob("*.safetensors"))[1].unlink()
-    (problem,) = check_tensors(folder, layout("llama").shapes)
-    assert "names 1 files that are not there (model-00002-of-" in problem.what
-
-
-def test_a_tensor_in_two_files_is_refused(tmp_path):
-    folder = write_checkpoint(tmp_path, "llama")
-    save_file({"model.norm.weight": torch.ones(64)}, folder / "copy.safetensors")
-    (problem,) = check_tensors(folder, layout("llama").shapes)
-    assert "twice there: 1 tensor (model.norm.weight in " in problem.what
-
-
 WEIGHTS_JOB = """
 [model]
 backend = "huggingface_v5"
@@ -223,74 +156,6 @@ def test_a_job_that_resumes_does_not_need_the_files(parse_job, tmp_path):
     tensors = {name: torch.zeros(value.shape) for name, value in model.state_dict().items()}
     dcp.save({**tensors, "train_state": {"step": torch.tensor(5)}}, checkpoint_id=step)
     assert parse_job(base=job).status is None
-
-
-def read_item(*lengths, rows_before=0):
-    """Reads a tensor of that shape which lies behind ``rows_before`` rows in its file."""
-    zeros = torch.Size([0] * len(lengths))
-    storage = torch.Size([rows_before, *zeros[1:]]) if lengths else zeros
-    index = MetadataIndex("tensor")
-    return ReadItem(LoadItemType.TENSOR, index, zeros, index, storage, torch.Size(lengths))
-
-
-def test_files_are_closed_between_windows(monkeypatch, tmp_path):
-    monkeypatch.setattr(reader, "_WINDOW", 10)
-    items = [read_item(4, size) for size in (1, 2, 1, 2, 1)] + [read_item()]
-    windows = [[tuple(item.lengths) for item in window] for window in reader._windows(items)]
-    assert windows == [[(4, 1), (4, 2)], [(4, 1), (4, 2)], [(4, 1), ()]]
-    opened = []
-    monkeypatch.setattr(
-        reader.HuggingFaceStorageReader,
-        "read_data",
-        lambda self, plan, planner: opened.append(len(plan.items)) or done(),
-    )
-    reader.WindowedReader(str(tmp_path)).read_data(LoadPlan(items), None)
-    assert opened == [2, 2, 2]
-
-
-def test_a_tensor_larger_than_a_window_is_read_by_rows(monkeypatch):
-    monkeypatch.setattr(reader, "_WINDOW", 10)
-    windows = list(reader._windows([read_item(7, 3, rows_before=2), read_item(2, 40)]))
-    places = [[(each.storage_offsets[0], each.dest_offsets[0], each.lengths[0]) for each in part] for part in windows]
-    assert places == [[(2, 0, 3), (5, 3, 3)], [(8, 6, 1), (0, 0, 1)], [(1, 1, 1)]]
-
-
-def test_a_window_that_cannot_be_read_ends_the_load(monkeypatch, tmp_path):
-    monkeypatch.setattr(reader, "_WINDOW", 10)
-
-    def fail(self, plan, planner):
-        if plan.items[0].lengths[0] == 2:
-            raise OSError("the disk is gone")
-        return done()
-
-    monkeypatch.setattr(reader.HuggingFaceStorageReader, "read_data", fail)
-    with pytest.raises(OSError, match="the disk is gone"):
-        reader.WindowedReader(str(tmp_path)).read_data(
-            LoadPlan([read_item(*shape) for shape in ((5, 2), (2, 5), (5, 2))]), None
-        )
-
-
-@pytest.mark.parametrize(("cores", "ranks", "threads"), [(2, None, 2), (192, "64", 3), (192, "8", 4), (2, "4", 1)])
-def test_ranks_of_a_host_share_its_cores_for_reading(monkeypatch, cores, ranks, threads):
-    monkeypatch.setattr(reader.os, "sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks) if ranks else monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert reader._threads() == threads
-
-
-def done():
-    future = torch.futures.Future()
-    future.set_result(None)
-    return future
-
-
-def test_a_window_reads_what_the_files_hold(monkeypatch, tmp_path):
-    monkeypatch.setattr(reader, "_WINDOW", 1000)
-    folder = write_checkpoint(tmp_path, "llama")
-    target = {name: torch.empty(shape) for name, shape in layout("llama").shapes.items()}
-    dcp.load(target, storage_reader=reader.WindowedReader(str(folder)))
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            assert all(torch.equal(target[name], opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
 
 
 def test_only_a_loss_clearly_below_that_of_random_weights_passes():

@@ -232,7 +232,7 @@ def set_config(folder, **values):
 FAULTS = {
     "values": (
         lambda folder: rewrite(folder, "model.layers.1.mlp.up_proj.weight", nan),
-        "NaN or infinity in 1 tensors",
+        "NaN or infinity in 1 tensor (",
     ),
     "index": (
         lambda folder: (folder / "model.safetensors.index.json").write_text(
@@ -240,7 +240,7 @@ FAULTS = {
         ),
         "says total_size 1",
     ),
-    "tensors": (lambda folder: set_config(folder, dtype="float16"), "says torch.float16, and the files hold F32"),
+    "tensors": (lambda folder: set_config(folder, dtype="float16"), "says torch.float16, but the files hold F32"),
 }
 
 
@@ -327,7 +327,7 @@ def test_a_checkpoint_with_an_expert_bias_is_not_what_its_export_computes(publis
 def test_a_tied_folder_with_another_output_layer_is_not_imported(published, tmp_path, capsys, route):
     folder = changed(published, tmp_path, lambda folder: set_config(folder, tie_word_embeddings=True), kind="untied")
     assert main(["import", str(folder), str(tmp_path / "dcp"), "--route", route]) == 2
-    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json and differs" in capsys.readouterr().err
+    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json but differs" in capsys.readouterr().err
     assert not (tmp_path / "dcp").exists()
 
 
