@@ -61,4 +61,4 @@ def after_step(trainer: PluginTrainer, step: int) -> None:
         return
     balancing.log(trainer, step)
     if first_loss.asks_for_published_weights(trainer.config):
-        first_loss.report_random_first_loss(trainer, step, job.expected_random_loss(trainer.config))
+        first_loss.report_random_first_loss(trainer, step, first_loss.expected_random_loss(trainer.config.model_spec))

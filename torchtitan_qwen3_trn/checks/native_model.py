@@ -12,8 +12,7 @@ from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan_qwen3_trn.checks.memory import check_memory
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
-from torchtitan_qwen3_trn.models.qwen3.native_spec import described
-from torchtitan_qwen3_trn.models.qwen3.sizes import parameter_counts
+from torchtitan_qwen3_trn.models.qwen3.spec import parameter_count
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.trainer import PluginTrainer
@@ -32,7 +31,7 @@ def check(config: PluginTrainer.Config, machine: Machine) -> list[Problem]:
         *_tying(config, model),
         *_vocabulary(config, model),
         *_export(config, model),
-        *check_memory(parameter_counts(described(config)[1])[0], config, machine),
+        *check_memory(parameter_count(model), config, machine),
     ]
 
 

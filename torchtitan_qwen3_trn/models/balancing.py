@@ -9,13 +9,10 @@ Shape suffixes: B batch, L sequence, E experts, K experts of a token, Y layers w
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torchtitan.distributed import utils as dist_utils
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.trainer import PluginTrainer
 
 __all__ = ["balancing_loss", "log", "with_loss"]
 
@@ -48,7 +45,7 @@ class _Loss(Protocol):
     def take(self) -> torch.Tensor | None: ...
 
 
-def log(trainer: PluginTrainer, step: int) -> None:
+def log(trainer: Any, step: int) -> None:
     """Log the auxiliary loss of the step just taken, where torchtitan logs its loss too. A collective.
 
     Every model part has the share of its layers in the mean over all layers, so parts and pipeline stages add up.

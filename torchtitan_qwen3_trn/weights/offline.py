@@ -29,11 +29,10 @@ from torchtitan_qwen3_trn.hf_files.folder import require_folder
 from torchtitan_qwen3_trn.hf_files.headers import check_tensors, listed, read_headers
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.config import from_folder
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.weights.export import Export, export, said
@@ -317,7 +316,7 @@ def _metadata(checkpoint: Path) -> Metadata:
 
 def _skeleton(route: Route, config: PreTrainedConfig, folder: Path) -> _Skeleton:
     if route == "native":
-        native = model_config(from_hf_config(read_hf_config(folder)))
+        native = model_config(from_folder(folder))
         with torch.device("meta"):
             state_dict = native.build().state_dict()
         adapter = Qwen3StateDictAdapter(native, None)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from torchtitan_qwen3_trn.cli import main
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.weights import offline
 from torchtitan_qwen3_trn.weights.offline import export_checkpoint, import_folder
@@ -131,7 +131,6 @@ def test_the_type_in_the_files_is_kept_on_the_way_in_and_chosen_on_the_way_out(p
 def test_transformers_gives_the_training_models_logits_bit_for_bit(published, tmp_path, kind):
     """On the huggingface_v5 route the training model is Transformers' own class behind torchtitan's protocol."""
     from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-    from torchtitan_qwen3_trn.models.hf.config import from_folder
     from torchtitan_qwen3_trn.models.hf.layout import layout_of
     from torchtitan_qwen3_trn.models.hf.model import HFModel
 
@@ -151,7 +150,7 @@ def test_transformers_gives_the_training_models_logits_bit_for_bit(published, tm
 def native_checkpoint(folder, source, bias=0.0):
     """A training checkpoint of the native route, with the expert bias that training moves."""
     import_folder(source, folder.with_name("plain"))
-    config = model_config(from_hf_config(read_hf_config(source)))
+    config = model_config(from_folder(source))
     from torch.distributed.checkpoint.state_dict_loader import load
 
     state_dict = config.build().state_dict()
