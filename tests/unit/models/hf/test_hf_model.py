@@ -9,6 +9,7 @@ from conftest import TINY_MODEL
 from hf_checkpoints import ARCHITECTURES, packed_batch, small_config, write_checkpoint
 from transformers import AutoModelForCausalLM
 
+from torchtitan_qwen3_trn.models.described_spec import parameter_count
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
@@ -173,8 +174,7 @@ def test_dtype_is_the_trainers_not_that_of_config_json(checkpoints):
 
 def test_first_loss_of_random_weights_is_the_theoretical_one():
     """``ln V + s^2 D / 2``, averaged over all targets: logsumexp minus the mean logit."""
-    from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
-    from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss
+    from torchtitan_qwen3_trn.models.first_loss import expected_first_loss
 
     hf_config = small_config("qwen3", hidden_size=1024, num_hidden_layers=1, initializer_range=0.04)
     model = initialized(model_config(hf_config))
@@ -182,17 +182,12 @@ def test_first_loss_of_random_weights_is_the_theoretical_one():
     with torch.no_grad():
         logits = model(tokens, positions, document_mask(positions))
     loss = float((logits.logsumexp(-1) - logits.mean(-1)).mean())
-    arch = Architecture(vocab_size=2048, dim=1024, n_layers=1, n_heads=4, n_kv_heads=2, init_std=0.04)
     # The mean of 2048 exponentials scatters by exp(1.6)^0.5 / 2048^0.5 = 5 %; over 96 positions by far less.
-    assert loss == pytest.approx(expected_first_loss(arch), abs=0.05)
+    assert loss == pytest.approx(expected_first_loss(2048, 1024, 0.04), abs=0.05)
 
 
 @pytest.mark.parametrize("flags", ["", "num_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32"])
-def test_parameter_counts_are_those_of_the_architecture(parse_job, flags):
-    from torchtitan_qwen3_trn.models.qwen3.architecture import with_changes
-    from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
-    from torchtitan_qwen3_trn.models.qwen3.sizes import parameter_counts
-
+def test_parameters_and_operations_are_those_of_the_architecture(parse_job, flags):
     base = TINY_MODEL.replace("[model]", f'[model]\nbackend = "huggingface_v5"\nload_balance = "none"\n{flags}')
     outcome = parse_job(base=base)
     assert outcome.status is None, outcome.message
@@ -200,8 +195,10 @@ def test_parameter_counts_are_those_of_the_architecture(parse_job, flags):
     with torch.device("meta"):
         model = config.model_spec.model.build()
     counted = sum(parameter.numel() for parameter in model.parameters())
-    arch = with_changes(flavor("debugmodel"), config.model.changes())
-    assert (counted, counted - model.idle_parameters()) == parameter_counts(arch)
+    native = parse_job(base=base.replace("huggingface_v5", "native"))
+    assert counted == parameter_count(config.model_spec.model) == parameter_count(native.config.model_spec.model)
+    experts = 8 if flags else 0
+    assert model.idle_parameters() == 2 * max(experts - 2, 0) * 3 * 64 * 32
     parameters, flops = config.model_spec.model.get_nparams_and_flops(model, 64)
     assert parameters == counted
     assert flops == 6 * (counted - model.idle_parameters()) + 6 * 2 * 4 * 2 * 16 * 64  # tied: the table multiplies

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import TINY_MODEL
+from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from torchtitan_qwen3_trn.hooks import StepLog
 from torchtitan_qwen3_trn.models import balancing
 from torchtitan_qwen3_trn.models.balancing import balancing_loss
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
 from torchtitan_qwen3_trn.models.qwen3.balanced import GlobalBatchLoss
 from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
 from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
 
-ARCH = Architecture(
-    vocab_size=128, dim=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, num_experts=8, top_k=2,
-    moe_hidden_dim=16, max_seq_len=64, router_aux_loss_coef=0.5,
-)  # fmt: skip
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "max_position_embeddings": 64, "norm_topk_prob": True, "router_aux_loss_coef": 0.5,
+}  # fmt: skip
 ROWS, LENGTH = 2, 24
 
 
-def build(arch=ARCH, rows=ROWS):
+def build(rows=ROWS, **changes):
     torch.manual_seed(0)
-    config = model_spec(arch, flavor="test", load_balance_coeff=None, balancing_loss=True).model
+    config = model_spec(
+        Qwen3MoeConfig(**SIZES | changes), flavor="test", load_balance_coeff=None, balancing_loss=True
+    ).model
     for layer in config.layers:
         layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
     model = config.build()
@@ -93,13 +95,13 @@ def test_visits_are_counted_over_the_microbatches_of_a_step_and_forgotten_after_
 def test_recomputation_neither_counts_twice_nor_changes_the_gradient(mode):
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
-    model = build(replace(ARCH, n_layers=2))
+    model = build(num_hidden_layers=2)
     if mode != "none":
         {"full": FullAC, "selective": SelectiveAC}[mode].Config().build(dump_folder="").apply(model)
     model(*batch()).sum().backward()
     assert len(model.router_loss.values) == 1
     assert model.router_loss._visits_YE.sum() == 2 * ROWS * LENGTH * 2
-    plain = build(replace(ARCH, n_layers=2))
+    plain = build(num_hidden_layers=2)
     plain(*batch()).sum().backward()
     gradients = [each.grad for name, each in model.named_parameters() if name.endswith("gate.weight")]
     expected = [each.grad for name, each in plain.named_parameters() if name.endswith("gate.weight")]

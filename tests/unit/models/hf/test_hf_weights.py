@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from hf_checkpoints import ARCHITECTURES, small_config, write_checkpoint
 from safetensors.torch import load_file, save_file
 
 from torchtitan_qwen3_trn.hf_files.headers import read_headers
-from torchtitan_qwen3_trn.models import first_loss
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
@@ -156,26 +153,3 @@ def test_a_job_that_resumes_does_not_need_the_files(parse_job, tmp_path):
     tensors = {name: torch.zeros(value.shape) for name, value in model.state_dict().items()}
     dcp.save({**tensors, "train_state": {"step": torch.tensor(5)}}, checkpoint_id=step)
     assert parse_job(base=job).status is None
-
-
-def test_only_a_loss_clearly_below_that_of_random_weights_passes():
-    assert first_loss.looks_random(12.44, 12.44)
-    assert first_loss.looks_random(13.9, 12.44)
-    assert not first_loss.looks_random(2.3, 12.44)
-    assert not first_loss.looks_random(11.9, 12.44)
-
-
-@pytest.mark.parametrize(("step", "loss", "speaks"), [(1, 7.6, True), (1, 5.0, False), (2, 7.6, False)])
-def test_random_looking_weights_are_reported_once_and_loudly(monkeypatch, caplog, step, loss, speaks):
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(
-            checkpoint=SimpleNamespace(enable=True, initial_load_in_hf=True, initial_load_path=None),
-            hf_assets_path="weights",
-        ),
-        local_loss=torch.tensor(loss),
-        parallel_dims=SimpleNamespace(dp_cp_enabled=False, pp_enabled=False),
-    )
-    with caplog.at_level(logging.WARNING):
-        first_loss.report_random_first_loss(trainer, step, 7.65)
-    assert ("THE WEIGHTS LOOK RANDOM" in caplog.text) is speaks

@@ -7,14 +7,22 @@ import torch
 from torchtitan.models.common import CosSinRoPE
 from torchtitan.models.qwen3 import Qwen3StateDictAdapter as StockAdapter
 from torchtitan.models.qwen3 import model_registry, qwen3_configs
+from transformers import AutoModelForCausalLM
 
-from torchtitan_qwen3_trn.models.qwen3.architecture import Yarn
-from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS
-from torchtitan_qwen3_trn.models.qwen3.spec import model_config, model_spec, parameter_counts
+from torchtitan_qwen3_trn.models.described_spec import parameter_count
+from torchtitan_qwen3_trn.models.qwen3.flavors import SEPARATE_QKV, flavor
+from torchtitan_qwen3_trn.models.qwen3.spec import model_config, model_spec
 from torchtitan_qwen3_trn.models.qwen3.yarn_rope import YarnCosSinRoPE
 
-SMALL = replace(FLAVORS["debugmodel_moe"], vocab_size=64, dim=32, n_layers=4, hidden_dim=48, moe_hidden_dim=16)
-MIXED = replace(SMALL, decoder_sparse_step=2, mlp_only_layers=(3,))
+
+def small(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 48}
+    return flavor("debugmodel_moe", **{**sizes, "moe_intermediate_size": 16, **changes})
+
+
+def yarn_config(**changes):
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
+    return small(rope_parameters=yarn | changes)
 
 
 def comparable(value):
@@ -35,19 +43,21 @@ def comparable(value):
 @pytest.mark.parametrize("name", qwen3_configs)
 def test_a_stock_flavor_gives_the_stock_config(name):
     """Every field of every nested config, and every initialisation rule, torchtitan 0.3.0's own as reference."""
-    assert comparable(model_config(FLAVORS[name])) == comparable(qwen3_configs[name]("flex"))
+    assert comparable(model_config(flavor(name), fuse_qkv=name not in SEPARATE_QKV)) == comparable(
+        qwen3_configs[name]("flex")
+    )
 
 
 def test_the_comparison_sees_initialisation_and_rotary_differences():
     stock = comparable(qwen3_configs["debugmodel_moe"]("flex"))
-    arch = FLAVORS["debugmodel_moe"]
-    for changed in (replace(arch, init_std=0.01), replace(arch, rope_theta=1e4), replace(arch, norm_eps=1e-5)):
-        assert comparable(model_config(changed)) != stock
-    assert comparable(model_config(arch, load_balance_coeff=1e-2)) != stock
+    for changes in ({"initializer_range": 0.01}, {"rope_theta": 1e4}, {"rms_norm_eps": 1e-5}):
+        assert comparable(model_config(flavor("debugmodel_moe", **changes))) != stock
+    assert comparable(model_config(flavor("debugmodel_moe"), fuse_qkv=False)) != stock
+    assert comparable(model_config(flavor("debugmodel_moe"), load_balance_coeff=1e-2)) != stock
 
 
 def test_the_spec_is_stocks_but_for_the_adapter():
-    ours, stock = model_spec(FLAVORS["debugmodel"], flavor="debugmodel"), model_registry("debugmodel")
+    ours, stock = model_spec(flavor("debugmodel"), flavor="debugmodel"), model_registry("debugmodel")
     assert issubclass(ours.state_dict_adapter, StockAdapter)
     for field in fields(stock):
         if field.name not in ("model", "state_dict_adapter", "parallelize_fn"):
@@ -56,51 +66,39 @@ def test_the_spec_is_stocks_but_for_the_adapter():
 
 
 @pytest.mark.parametrize("name", ["debugmodel", "debugmodel_moe", "0.6B", "4B-Instruct-2507", "30B-A3B", "235B-A22B"])
-def test_parameter_counts_equal_those_of_the_built_model(name):
+def test_parameters_are_as_many_as_in_transformers_model(name):
     with torch.device("meta"):
-        model = model_config(FLAVORS[name]).build()
-    total, active = parameter_counts(FLAVORS[name])
-    assert sum(parameter.numel() for parameter in model.parameters()) == total
-    unused = sum(
-        parameter.numel() * (layer.moe.router.num_experts - layer.moe.router.top_k) // layer.moe.router.num_experts
-        for layer in model.layers.values()
-        if layer.moe_enabled
-        for parameter in layer.moe.routed_experts.inner_experts.parameters()
-    )
-    assert total - unused == active
+        theirs = AutoModelForCausalLM.from_config(flavor(name))
+    assert parameter_count(model_config(flavor(name))) == sum(each.numel() for each in theirs.parameters())
 
 
 def test_a_mixed_model_has_experts_exactly_where_the_architecture_says():
-    config = model_config(MIXED)
+    config = model_config(small(decoder_sparse_step=2, mlp_only_layers=[3]))
     assert [layer.moe is not None for layer in config.layers] == [False, True, False, False]
     assert [layer.feed_forward is not None for layer in config.layers] == [True, False, True, True]
-    with torch.device("meta"):
-        model = config.build()
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_counts(MIXED)[0]
 
 
 def test_without_load_balancing_the_router_has_no_bias():
     with torch.device("meta"):
-        keys = model_config(SMALL, load_balance_coeff=None).build().state_dict()
+        keys = model_config(small(), load_balance_coeff=None).build().state_dict()
     assert not [key for key in keys if "expert_bias" in key]
 
 
 def test_router_normalisation_follows_norm_topk_prob():
-    router = model_config(replace(SMALL, norm_topk_prob=False)).layers[0].moe.router
+    router = model_config(small(norm_topk_prob=False)).layers[0].moe.router
     assert router.route_norm is False
     assert router.score_func == "softmax"
 
 
 def test_layers_share_no_config_node():
     """Replacing one layer's attention must not replace another's."""
-    config = model_config(SMALL)
+    config = model_config(small())
     for path in ("attention.inner_attention", "attention.rope", "attention.qk_norm", "attention_norm", "moe.router"):
         assert len({id(operator.attrgetter(path)(layer)) for layer in config.layers}) == len(config.layers), path
 
 
 def test_yarn_reaches_the_rotary_config_and_survives_a_change_of_length():
-    yarn = Yarn(factor=4.0, original_max_position_embeddings=32, truncate=False, beta_fast=16.0)
-    rope = model_config(replace(SMALL, yarn=yarn)).layers[0].attention.rope
+    rope = model_config(yarn_config(truncate=False, beta_fast=16.0)).layers[0].attention.rope
     assert isinstance(rope, YarnCosSinRoPE.Config)
     assert (rope.scaling, rope.rope_factor, rope.original_seq_len) == ("yarn", 4.0, 32)
     assert (rope.truncate, rope.beta_fast, rope.beta_slow) == (False, 16.0, 1.0)
@@ -111,11 +109,7 @@ def test_yarn_reaches_the_rotary_config_and_survives_a_change_of_length():
 
 
 def test_yarn_cache_is_rebuilt_with_the_factor_after_meta_initialisation():
-    rope = (
-        model_config(replace(SMALL, yarn=Yarn(factor=4.0, original_max_position_embeddings=32)))
-        .layers[0]
-        .attention.rope
-    )
+    rope = model_config(yarn_config()).layers[0].attention.rope
     direct = rope.build().cache
     with torch.device("meta"):
         module = rope.build()

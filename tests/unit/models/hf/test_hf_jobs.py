@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import math
 
 import pytest
+import torch
 from conftest import TINY_MODEL
 from hf_checkpoints import write_checkpoint
 
-from torchtitan_qwen3_trn.models.hf.config import from_architecture
-from torchtitan_qwen3_trn.models.qwen3.architecture import Yarn, differences
-from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config
+from torchtitan_qwen3_trn.models.described_spec import hf_config_of
+from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS
 
+BACKEND = "huggingface_v5"
 HF = TINY_MODEL.replace("[model]", '[model]\nbackend = "huggingface_v5"')
 EXPERTS = HF.replace("[model]", "[model]\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32")
 FOLDER = """
@@ -46,18 +46,15 @@ def parse_folder(parse_job, tmp_path):
 
 
 @pytest.mark.parametrize("name", FLAVORS)
-def test_a_flavor_is_the_same_architecture_on_both_routes(name):
-    arch = flavor(name)
-    config = from_architecture(arch)
-    assert differences(from_hf_config({**config.to_dict(), "architectures": None}), arch) == []
-
-
-def test_yarn_survives_the_conversion():
-    arch = replace(flavor("0.6B"), yarn=Yarn(factor=4.0, original_max_position_embeddings=32768))
-    back = from_hf_config({**from_architecture(arch).to_dict(), "architectures": None})
-    assert back.yarn is not None
-    assert back.yarn.factor == 4.0
-    assert back.yarn.magnitude == arch.yarn.magnitude
+def test_a_flavor_is_the_same_model_on_both_routes(parse_job, name):
+    lines = "\n[training]\nseq_len = 64\n" + "[model]\nload_balance = 'none'\nn_layers = 2\nvocab_size = 2048\n"
+    job = f"{lines}flavor = '{name}'\ndim = 64\nhidden_dim = 64\n"
+    specs = [parse_job(f"{job}backend = '{each}'\n", base="").config.model_spec for each in ("native", BACKEND)]
+    one, other = map(hf_config_of, specs)
+    assert one.to_dict() == other.to_dict()
+    with torch.device("meta"):
+        shapes = [[tuple(each.shape) for each in spec.model.build().parameters()] for spec in specs]
+    assert sum(map(math.prod, shapes[0])) == sum(map(math.prod, shapes[1]))
 
 
 def test_the_model_comes_from_config_json(parse_folder):
@@ -97,7 +94,8 @@ def test_values_that_do_not_fit_are_refused(parse_job):
 def test_no_config_json(parse_folder):
     outcome = parse_folder(keep=lambda path: path.name != "config.json")
     assert outcome.status == 2
-    assert "config.json: cannot be read" in outcome.message
+    assert "model.flavor: no flavor is given and " in outcome.message
+    assert "holds no config.json" in outcome.message
 
 
 REFUSED = {
@@ -109,7 +107,8 @@ REFUSED = {
         {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}, "modeling_evil.Evil", "never done",
     ),
     "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "weights are quantized", "unquantized"),
-    "impossible": ({"num_attention_heads": "four"}, "refused by Transformers", "num_attention_heads"),
+    "impossible": ({"num_attention_heads": "four"}, 'must be an integer, got "four"', "num_attention_heads"),
+    "impossible for Transformers": ({"layer_types": ["full_attention"]}, "refused by Transformers", "layer_types"),
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,24 +12,28 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchtitan.components.checkpointer.base import ModelWrapper
 from torchtitan.models.common import ComplexRoPE
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-UNTIED = Architecture(
-    vocab_size=32, dim=16, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, hidden_dim=24, max_seq_len=16
-)
-TIED = replace(UNTIED, enable_weight_tying=True)
-MOE = replace(UNTIED, num_experts=4, top_k=2, moe_hidden_dim=12, norm_topk_prob=True)
-MIXED = replace(MOE, n_layers=3, mlp_only_layers=(1,))
-ALL = {"tied": TIED, "untied": UNTIED, "moe": MOE, "mixed": MIXED, "separate qkv": replace(TIED, fuse_qkv=False)}
-ONE_WIDE = replace(MOE, moe_hidden_dim=1)
+SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": 16,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
+UNTIED = Qwen3Config(**SIZES)
+TIED = Qwen3Config(**SIZES, tie_word_embeddings=True)
+MOE = Qwen3MoeConfig(**SIZES, **EXPERTS)
+MIXED = Qwen3MoeConfig(**SIZES | EXPERTS | {"num_hidden_layers": 3, "mlp_only_layers": [1]})
+ALL = {"tied": TIED, "untied": UNTIED, "moe": MOE, "mixed": MIXED, "separate qkv": TIED}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0, "original_max_position_embeddings": 8}
+ONE_WIDE = Qwen3MoeConfig(**SIZES | EXPERTS | {"moe_intermediate_size": 1})
 
 
-def built(arch):
+def built(hf_config, *, fuse_qkv=True):
     """A model with random weights that are nowhere zero or one, and its adapter."""
-    config = model_config(arch)
+    config = model_config(hf_config, fuse_qkv=fuse_qkv)
     model = config.build()
     model.init_states(buffer_device=torch.device("cpu"))
     torch.manual_seed(0)
@@ -40,30 +43,13 @@ def built(arch):
     return model, Qwen3StateDictAdapter(config, None)
 
 
-def published(arch, folder):
-    """The tensors Transformers itself writes for this architecture, with random weights."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+def built_as(name):
+    return built(ALL[name], fuse_qkv=name != "separate qkv")
 
-    numbers = {
-        "vocab_size": arch.vocab_size,
-        "hidden_size": arch.dim,
-        "num_hidden_layers": arch.n_layers,
-        "num_attention_heads": arch.n_heads,
-        "num_key_value_heads": arch.n_kv_heads,
-        "head_dim": arch.head_dim,
-        "intermediate_size": arch.hidden_dim,
-        "tie_word_embeddings": arch.enable_weight_tying,
-    }
-    if arch.num_experts:
-        experts = {
-            "num_experts": arch.num_experts,
-            "num_experts_per_tok": arch.top_k,
-            "moe_intermediate_size": arch.moe_hidden_dim,
-            "mlp_only_layers": list(arch.mlp_only_layers),
-        }
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **experts))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**numbers))
+
+def published(hf_config, folder):
+    """The tensors Transformers itself writes for this model, with random weights."""
+    model = AutoModelForCausalLM.from_config(hf_config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
@@ -81,7 +67,7 @@ def same(a, b):
 @pytest.mark.parametrize("name", ALL)
 def test_published_tensors_survive_the_way_through_the_model_bit_for_bit(name, tmp_path):
     files = published(ALL[name], tmp_path)
-    model, adapter = built(ALL[name])
+    model, adapter = built_as(name)
     result = model.load_state_dict(adapter.from_hf(files), strict=False)
     assert [key for key in result.missing_keys if "expert_bias" not in key] == []
     assert result.unexpected_keys == []
@@ -90,14 +76,14 @@ def test_published_tensors_survive_the_way_through_the_model_bit_for_bit(name, t
 
 @pytest.mark.parametrize("name", ALL)
 def test_native_tensors_survive_the_way_through_files_bit_for_bit(name):
-    model, adapter = built(ALL[name])
+    model, adapter = built_as(name)
     native = {key: value for key, value in model.state_dict().items() if "expert_bias" not in key}
     same(adapter.from_hf(adapter.to_hf(model.state_dict())), native)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_names_are_exactly_those_of_published_files(name, tmp_path):
-    model, adapter = built(ALL[name])
+    model, adapter = built_as(name)
     assert adapter.to_hf(model.state_dict()).keys() == published(ALL[name], tmp_path).keys()
 
 
@@ -188,7 +174,7 @@ def test_a_model_on_the_meta_device_can_be_planned():
 
 
 def test_other_rotary_kinds_are_refused_and_derived_ones_accepted():
-    config = model_config(replace(UNTIED, yarn=Yarn(factor=2.0, original_max_position_embeddings=8)))
+    config = model_config(Qwen3Config(**SIZES, rope_parameters=YARN))
     model = config.build()
     adapter = Qwen3StateDictAdapter(config, None)
     files = adapter.to_hf(model.state_dict())
@@ -202,7 +188,7 @@ def test_other_rotary_kinds_are_refused_and_derived_ones_accepted():
 def test_the_checkpointers_own_steps_load_published_files(name, tmp_path):
     """What CheckpointManager.dcp_load and dcp_save do, on one process and without the manager."""
     files = published(ALL[name], tmp_path / "in")
-    model, adapter = built(ALL[name])
+    model, adapter = built_as(name)
     wrapper = ModelWrapper(model)
     planned = adapter.to_hf(wrapper.state_dict())
     dcp.load(planned, storage_reader=adapter.get_hf_storage_reader(str(tmp_path / "in")))
