@@ -1,25 +1,24 @@
-"""Where each tensor of an export lies: files of a chosen size, their headers, the index."""
+"""The files of an export before any tensor is there: names, headers, and where each tensor goes."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
+from huggingface_hub.constants import SAFETENSORS_WEIGHTS_FILE_PATTERN
+from pydantic import ByteSize, TypeAdapter
 
-from torchtitan_qwen3_trn.hf_files.headers import DTYPE_BYTES
+from torchtitan_qwen3_trn.hf_files.headers import DTYPES
 
-__all__ = ["DTYPE_NAMES", "FilePlan", "Place", "index_of", "natural_order", "parse_size", "plan_files"]
+__all__ = ["FilePlan", "Place", "natural_order", "parse_size", "plan_files"]
 
-# safetensors' names of the types an export can have.
-DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
-
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"\s*(\d+)\s*([KMG]I?B)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"[0-9]{1,12}\s*[KMG]I?B", re.IGNORECASE)
 # safetensors pads its header with spaces so that tensors start at a multiple of this.
 _ALIGNMENT = 8
 
@@ -40,11 +39,6 @@ class Place:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @property
-    def nbytes(self) -> int:
-        """Size in the file."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class FilePlan:
@@ -54,11 +48,13 @@ class FilePlan:
         places: by tensor name, in the order of the files.
         headers: the first bytes of every file: header length and header.
         sizes: of every file, in bytes.
+        index: the content of ``model.safetensors.index.json``; its ``total_size`` counts the tensors' bytes.
     """
 
     places: dict[str, Place]
     headers: dict[str, bytes]
     sizes: dict[str, int]
+    index: dict[str, Any]
 
 
 def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, limit: int) -> FilePlan:
@@ -66,64 +62,49 @@ def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, limit:
 
     Names are those of published checkpoints: ``model.safetensors``, or ``model-00001-of-00002.safetensors`` and so on.
     """
-    groups: list[list[str]] = [[]]
-    size = 0
-    for name in natural_order(shapes):
-        nbytes = math.prod(shapes[name]) * dtype.itemsize
-        if groups[-1] and size + nbytes > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += nbytes
-    places: dict[str, Place] = {}
-    headers: dict[str, bytes] = {}
-    sizes: dict[str, int] = {}
-    for number, group in enumerate(groups, start=1):
-        single = len(groups) == 1
-        file = "model.safetensors" if single else f"model-{number:05}-of-{len(groups):05}.safetensors"
-        headers[file], offsets, sizes[file] = _header({name: shapes[name] for name in group}, dtype)
-        places.update((name, Place(file, offsets[name], tuple(shapes[name]), dtype)) for name in group)
-    return FilePlan(places, headers, sizes)
-
-
-def index_of(plan: FilePlan) -> dict[str, Any]:
-    """The content of ``model.safetensors.index.json``; ``total_size`` counts the tensors' bytes."""
-    total = sum(place.nbytes for place in plan.places.values())
-    weight_map = {name: place.file for name, place in sorted(plan.places.items())}
-    return {"metadata": {"total_size": total}, "weight_map": weight_map}
-
-
-def natural_order(names: Mapping[str, Any]) -> list[str]:
-    """Names sorted with numbers as numbers, so that layer 2 comes before layer 10."""
-    return sorted(
-        names, key=lambda name: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _parts(name)]
+    split = split_state_dict_into_shards_factory(
+        {name: math.prod(shapes[name]) * dtype.itemsize for name in natural_order(shapes)},
+        get_storage_size=lambda nbytes: nbytes,
+        filename_pattern=SAFETENSORS_WEIGHTS_FILE_PATTERN,
+        max_shard_size=limit,
     )
+    index = {"metadata": split.metadata, "weight_map": dict(sorted(split.tensor_to_filename.items()))}
+    plan = FilePlan({}, {}, {}, index)
+    for file, names in split.filename_to_tensors.items():
+        header, offsets, plan.sizes[file] = _header({name: shapes[name] for name in names}, dtype)
+        plan.headers[file] = header
+        plan.places.update((name, Place(file, offsets[name], tuple(shapes[name]), dtype)) for name in names)
+    return plan
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Names sorted with numbers as numbers, so that layer 2 comes before layer 10."""
+    # Splitting at a group alternates text and digits, so that only equal kinds are compared.
+    return sorted(names, key=lambda name: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)])
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``5GB``, ``500 MiB``.
+    """Bytes of ``5GB`` (10^9 each) or ``500 MiB`` (2^20 each).
 
     Raises:
-        ValueError: not a positive whole number with a unit.
+        ValueError: not a positive whole number with one of the units KB, MB, GB, KiB, MiB, GiB.
     """
-    found = _SIZE.fullmatch(text)
-    if not found or int(found[1]) == 0:
+    # ByteSize alone would also take a number without a unit, and ignore what follows after a unit.
+    nbytes = TypeAdapter(ByteSize).validate_python(text) if _SIZE.fullmatch(text.strip()) else 0
+    if nbytes == 0:
         raise ValueError(f'"{text}" is not a size; write a whole number and a unit, such as "5GB" or "500MB"')
-    return int(found[1]) * _UNITS[found[2].upper()]
-
-
-def _parts(name: str) -> list[str]:
-    return re.split(r"(\d+)", name)
+    return int(nbytes)
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> tuple[bytes, dict[str, int], int]:
-    kind = DTYPE_NAMES[dtype]
+    """First bytes of a file of these tensors, offset of each tensor in the file, size of the file."""
+    kind = next(name for name, known in DTYPES.items() if known == dtype)
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begins: dict[str, int] = {}
     end = 0
     for name, shape in shapes.items():
         begins[name] = end
-        end += math.prod(shape) * DTYPE_BYTES[kind]
+        end += math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begins[name], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-__all__ = ["file_problem", "links_out", "read_json", "weight_files"]
+__all__ = ["file_problem", "links_out", "read_json", "require_folder", "weight_files"]
 
 # The largest published config.json and index files have a few megabytes.
 _JSON_LIMIT = 64 * 2**20
@@ -21,37 +21,35 @@ def file_problem(path: Path) -> Problem | None:
     A symbolic link may lead to a file of the same folder, and from the Hugging Face cache's
     ``snapshots/<revision>/`` to its ``blobs/``.
     """
-    folder = path.parent.resolve()
     try:
         target = path.resolve(strict=True)
         kind = target.stat().st_mode
     except FileNotFoundError:
-        if path.is_symlink():
-            return Problem(str(path), "is a symbolic link to nothing", "download it again")
-        return None
+        return Problem(str(path), "is a symbolic link to nothing", "download it again") if path.is_symlink() else None
     except (OSError, RuntimeError, ValueError) as error:
         return Problem(str(path), f"cannot be opened ({error})", "download it again")
-    cache = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else None
-    if target.parent not in (folder, cache):
-        what = f"is a symbolic link out of the folder, to {target}, and is not followed"
-        return Problem(str(path), what, "replace it by the file itself")
-    if not stat.S_ISREG(kind):
-        return Problem(str(path), "is not a regular file", "replace it by one")
-    return None
+    if target.parent not in _roots(path.parent):
+        return _leads_out(path, target)
+    return None if stat.S_ISREG(kind) else Problem(str(path), "is not a regular file", "replace it by one")
 
 
 def links_out(folder: Path) -> list[Problem]:
     """The symbolic links in subfolders of ``folder`` that lead out of it; into the cache's ``blobs/`` they may lead."""
-    root = folder.resolve()
-    allowed = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
+    roots = _roots(folder)
     links = sorted(path for path in folder.rglob("*") if path.is_symlink() and path.parent != folder)
-    problems = []
-    for path in links:
-        target = path.resolve()
-        if not any(target.is_relative_to(each) for each in allowed):
-            what = f"is a symbolic link out of the folder, to {target}, and is not followed"
-            problems.append(Problem(str(path), what, "replace it by the file itself"))
-    return problems
+    targets = {path: path.resolve() for path in links}
+    return [_leads_out(path, to) for path, to in targets.items() if not any(to.is_relative_to(root) for root in roots)]
+
+
+def _roots(folder: Path) -> list[Path]:
+    """The folders that links of ``folder`` may lead to."""
+    root = folder.resolve()
+    return [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+
+
+def _leads_out(path: Path, target: Path) -> Problem:
+    what = f"is a symbolic link out of the folder, to {target}, and is not followed"
+    return Problem(str(path), what, "replace it by the file itself")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > _JSON_LIMIT:
-            what = f"has {size} bytes, and more than {_JSON_LIMIT} are not read"
+            what = f"has {size} bytes, but at most {_JSON_LIMIT} are read"
             raise JobError([Problem(str(path), what, "download it again")])
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -74,8 +72,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise JobError([Problem(str(path), f"is not JSON ({error})", "download it again")]) from error
     if not isinstance(found, dict):
-        what = f"holds a {type(found).__name__} where an object was expected"
-        raise JobError([Problem(str(path), what, "it should start with {")])
+        raise JobError(
+            [Problem(str(path), f"must hold a JSON object, got a {type(found).__name__}", "download it again")]
+        )
     return found
 
 
@@ -90,11 +89,10 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Problem]]:
 
 
 def require_folder(folder: Path) -> None:
-    """Raise `JobError` unless ``folder`` is one, and no training checkpoint."""
+    """Raise `JobError` unless ``folder`` is a folder, and not a training checkpoint."""
     fix = "name the folder of a Hugging Face checkpoint"
     if not folder.is_dir():
         raise JobError([Problem(str(folder), "is not a folder" if folder.exists() else "does not exist", fix)])
     if (folder / ".metadata").is_file():
-        raise JobError(
-            [Problem(str(folder), "is a training checkpoint; torchtitan-trn export makes a folder of it", fix)]
-        )
+        what = "is a training checkpoint, which torchtitan-trn export converts"
+        raise JobError([Problem(str(folder), what, fix)])

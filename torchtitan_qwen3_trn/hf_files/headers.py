@@ -1,48 +1,34 @@
 """What the headers of a checkpoint's safetensors files say; no tensor is read and nothing is allocated.
 
-The format, from safetensors' documentation: 8 bytes of header length (little-endian), a JSON object, the tensors' bytes
-without holes. Headers are parsed here and not by the library, because the library keeps the last of two equal names
-and its messages do not say which tensor is at fault.
+The safetensors library checks the format. Two things it does not do are done here: it keeps the last of two equal
+names, and its messages do not always name the tensor at fault.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.hf_files.folder import read_json, weight_files
+from torchtitan_qwen3_trn.hf_files.folder import weight_files
+from torchtitan_qwen3_trn.hf_files.index import index_problems
+from torchtitan_qwen3_trn.hf_files.tensor_names import clipped, listed, shape_differences
 
-__all__ = ["DTYPE_BYTES", "INDEX", "TensorHeader", "check_tensors", "listed", "parse_header", "read_headers"]
+__all__ = ["DTYPES", "TensorHeader", "check_tensors", "parse_header", "read_headers"]
 
-INDEX = "model.safetensors.index.json"
-
-# Bytes of an element, by safetensors' name of its type.
-DTYPE_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E5M2": 1,
-    "F8_E4M3": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-}
-# safetensors' own limit.
+# Types of weights that can be trained, by safetensors' names.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# safetensors' own limit for a header, in bytes.
 _HEADER_LIMIT = 100_000_000
-_SHOWN = 5
-_LOADABLE = {"F64", "F32", "F16", "BF16"}
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
@@ -52,23 +38,21 @@ class TensorHeader:
 
     Attributes:
         shape: its dimensions.
-        dtype: as safetensors spells it, such as ``BF16``.
+        dtype: safetensors' name of its type, such as ``BF16``.
         file: the file's name.
+        nbytes: its size in the file.
     """
 
     shape: tuple[int, ...]
     dtype: str
     file: str
-
-
-class _HeaderError(ValueError):
-    """What is wrong with a header."""
+    nbytes: int
 
 
 def check_tensors(
     folder: Path, expected: Mapping[str, Sequence[int]], *, ignores: Callable[[str], bool] = lambda name: False
 ) -> list[Problem]:
-    """Everything that keeps the weights in ``folder`` from being those of a model with the tensors ``expected``.
+    """What keeps the weights in ``folder`` from being those of a model with the tensors ``expected``.
 
     Args:
         folder: the checkpoint's folder.
@@ -76,29 +60,19 @@ def check_tensors(
         ignores: whether a tensor that the model does not need is known to be redundant.
 
     Returns:
-        At most one problem for each kind: missing, unexpected, misshapen, of another dtype; and unreadable files.
+        At most one problem for each kind: missing, unexpected, another shape, another dtype; and unreadable files.
     """
     found, problems = read_headers(folder)
     if problems:
         return problems
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected and not ignores(name)]
-    misshapen = [
-        f"{name} {list(found[name].shape)} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name].shape != tuple(shape)
-    ]
-    foreign = [
-        f"{name} {found[name].dtype}" for name in expected if name in found and found[name].dtype not in _LOADABLE
-    ]
-    other_config = "use the config.json that belongs to these files"
-    rows = [
-        (missing, f"of the model's {len(expected)} missing", "download the checkpoint again, or change the model"),
-        (unexpected, "without a place in the model", other_config),
-        (misshapen, "of another shape", other_config),
-        (foreign, "not of floating-point numbers of 16 bits or more", "use the unquantized checkpoint"),
-    ]
-    return [Problem(f"weights in {folder}", f"{listed(names)} {what}", fix) for names, what, fix in rows if names]
+    shapes = {name: header.shape for name, header in found.items() if name in expected or not ignores(name)}
+    where, fix = f"weights in {folder}", "use the config.json that belongs to these files, or download them again"
+    problems = [Problem(where, difference, fix) for difference in shape_differences(shapes, expected)]
+    other = [f"{name} {found[name].dtype}" for name in expected if name in found and found[name].dtype not in DTYPES]
+    if other:
+        what = f"{listed(other)} not of floating-point numbers of 16 bits or more"
+        problems.append(Problem(where, what, "use the unquantized checkpoint"))
+    return problems
 
 
 def read_headers(folder: Path) -> tuple[dict[str, TensorHeader], list[Problem]]:
@@ -107,109 +81,85 @@ def read_headers(folder: Path) -> tuple[dict[str, TensorHeader], list[Problem]]:
     if not files and not problems:
         return {}, [_no_weights(folder)]
     found: dict[str, TensorHeader] = {}
-    doubles = []
+    repeated = []
     for file in files:
         try:
             tensors = parse_header(file)
-        except (_HeaderError, OSError) as error:
-            problems.append(Problem(str(file), f"cannot be read: {error}", "download it again"))
+        except JobError as error:
+            problems += error.problems
             continue
-        doubles += [f"{name} in {found[name].file} and {file.name}" for name in tensors if name in found]
+        repeated += [f"{name} in {found[name].file} and {file.name}" for name in tensors if name in found]
         found.update(tensors)
-    if doubles:
-        problems.append(Problem(f"weights in {folder}", f"twice there: {listed(doubles)}", "remove one set of files"))
-    return found, problems or _index_problems(folder, {file.name for file in files}, found)
+    if repeated:
+        what = f"{listed(repeated)} in two files"
+        problems.append(Problem(f"weights in {folder}", what, "remove one set of files"))
+    stored_in = {name: header.file for name, header in found.items()}
+    return found, problems or index_problems(folder, {file.name for file in files}, stored_in)
 
 
 def parse_header(file: Path) -> dict[str, TensorHeader]:
     """The tensors of one safetensors file by name.
 
     Raises:
-        ValueError: the file breaks a rule of the format; the message says which, and for which tensor.
-        OSError: it cannot be read.
+        JobError: the file cannot be read or breaks a rule of the format; the message says which.
     """
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        prefix = opened.read(8)
-        if len(prefix) < 8:
-            raise _HeaderError(f"{size} bytes are too few for a safetensors file")
-        length = int.from_bytes(prefix, "little")
-        if length > min(size - 8, _HEADER_LIMIT):
-            raise _HeaderError(f"a header of {length} bytes is announced, in a file of {size} bytes")
-        raw = opened.read(length)
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_doubles)
-    except _HeaderError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise _HeaderError(f"its header is not JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise _HeaderError(f"its header is a {type(header).__name__}, not an object")
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _HeaderError("__metadata__ is not a table of strings")
-    tensors = {name: _tensor(name, entry, file.name) for name, entry in header.items()}
-    _check_places({name: entry["data_offsets"] for name, entry in header.items()}, size - 8 - length)
-    return tensors
+        with safe_open(file, framework="np"):
+            entries = _entries(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = clipped(str(error).removeprefix("Error while deserializing header: "))
+        what = f"is not a valid safetensors file: {reason}{_detail(file)}"
+        raise JobError([Problem(str(file), what, "download it again")]) from error
+    return {
+        name: TensorHeader(tuple(entry["shape"]), entry["dtype"], file.name, end - begin)
+        for name, entry in entries.items()
+        for begin, end in [entry["data_offsets"]]
+    }
 
 
-def listed(names: Iterable[str]) -> str:
-    """Count and first names: ``7 tensors (a, b, c, d, e, ...)``."""
-    names = list(names)
-    return f"{len(names)} tensor{'s' if len(names) != 1 else ''} ({_names(names)})"
+def _entries(file: Path) -> dict[str, Any]:
+    """The header's entries by tensor name, unchecked but for repeated names."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(min(length, _HEADER_LIMIT)).decode(), object_pairs_hook=_without_repetition)
+    header.pop("__metadata__", None)
+    return header
 
 
-def _clipped(text: str, limit: int = 200) -> str:
-    """Names come from files that may be broken: printable, and of bearable length."""
-    printable = text if text.isprintable() else ascii(text)
-    return printable if len(printable) <= limit else printable[:limit] + "..."
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    (name, count), *_ = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
+    if count > 1:
+        raise ValueError(f"its header has the key {clipped(name)} twice")
+    return dict(pairs)
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _HeaderError(f"its header has the key {_clipped(key)} twice")
-        found[key] = value
-    return found
+def _detail(file: Path) -> str:
+    """What safetensors' message about an invalid file leaves out: the tensor at fault, or by how much sizes differ."""
+    try:
+        entries, size = _entries(file), file.stat().st_size
+        wrong = next((name for name, entry in entries.items() if not _is_consistent(entry)), None)
+        if wrong is not None:
+            return f"; {clipped(wrong)} has the entry {clipped(str(entries[wrong]))}"
+        end = max(entry["data_offsets"][1] for entry in entries.values())
+        with file.open("rb") as opened:
+            needed = 8 + int.from_bytes(opened.read(8), "little") + end
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return ""
+    return "" if needed == size else f"; its header describes {needed} bytes, but it has {size}: truncated or damaged"
 
 
-def _tensor(name: str, entry: Any, file: str) -> TensorHeader:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _HeaderError(f"{_clipped(name)} is not described by dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise _HeaderError(f"{_clipped(name)} has the unknown dtype {_clipped(str(dtype), 40)}")
-    if not _are_sizes(shape) or len(shape) > 8:
-        raise _HeaderError(f"{_clipped(name)} has the impossible shape {_clipped(str(shape), 80)}")
-    if not _are_sizes(offsets) or len(offsets) != 2:
-        raise _HeaderError(f"{_clipped(name)} has the impossible offsets {_clipped(str(offsets), 80)}")
-    needed, given = math.prod(shape) * DTYPE_BYTES[dtype], offsets[1] - offsets[0]
-    if needed != given:
-        raise _HeaderError(f"{_clipped(name)} needs {needed} bytes and its offsets give it {given}")
-    return TensorHeader(tuple(shape), dtype, file)
-
-
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**63 for each in values
-    )
-
-
-def _check_places(places: Mapping[str, list[int]], length: int) -> None:
-    """Tensors must lie one after the other and end where the file ends."""
-    for name, (_, stop) in places.items():
-        if stop > length:
-            raise _HeaderError(f"{_clipped(name)} ends at byte {stop} of {length}: the file is truncated or wrong")
-    end = 0
-    for name, (begin, stop) in sorted(places.items(), key=lambda item: item[1]):
-        if begin < end:
-            raise _HeaderError(f"{_clipped(name)} begins at byte {begin}, inside the tensor that ends at {end}")
-        if begin > end:
-            raise _HeaderError(f"{begin - end} bytes before {_clipped(name)} belong to no tensor")
-        end = stop
-    if end != length:
-        raise _HeaderError(f"{length - end} bytes at its end belong to no tensor")
+def _is_consistent(entry: Any) -> bool:
+    """Whether dtype, shape and offsets of one entry fit together."""
+    try:
+        shape, (begin, end) = entry["shape"], entry["data_offsets"]
+        # The first number in a type's name is its width in bits; BOOL takes a byte.
+        bits = int((re.findall(r"\d+", entry["dtype"]) or ["8"])[0])
+        numbers = [*shape, begin, end]
+    except (KeyError, TypeError, ValueError):
+        return False
+    # Bounded, so that the product is computed at once whatever the file says.
+    bounded = len(numbers) <= 10 and all(type(each) is int and 0 <= each < 2**63 for each in numbers)
+    return bounded and math.prod(shape) * bits == 8 * (end - begin)
 
 
 def _no_weights(folder: Path) -> Problem:
@@ -223,41 +173,3 @@ def _no_weights(folder: Path) -> Problem:
         f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
     )
     return Problem(f"weights in {folder}", what, convert)
-
-
-def _index_problems(folder: Path, files: set[str], found: Mapping[str, TensorHeader]) -> list[Problem]:
-    path = folder / INDEX
-    if not path.exists() and not path.is_symlink():
-        return []
-    try:
-        index = read_json(path)
-    except JobError as error:
-        return error.problems
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        return [
-            Problem(str(path), "is not an index of tensors: weight_map is no table of file names", "download it again")
-        ]
-    outside = sorted({file for file in weight_map.values() if file != Path(file).name or file in ("", ".", "..")})
-    if outside:
-        what = f"names files outside the folder ({_names(outside)}), which are not opened"
-        return [Problem(str(path), what, "use a checkpoint from a source you trust")]
-    absent = sorted(set(weight_map.values()) - files)
-    if absent:
-        what = f"names {len(absent)} files that are not there ({_names(absent)})"
-        return [Problem(str(path), what, "finish the download")]
-    elsewhere = [
-        f"{name} listed in {file}, stored in {found[name].file}"
-        if name in found
-        else f"{name} listed in {file}, absent"
-        for name, file in weight_map.items()
-        if name not in found or found[name].file != file
-    ]
-    unlisted = [f"{name} in {header.file}" for name, header in found.items() if name not in weight_map]
-    rows = [(elsewhere, "not where it says"), (unlisted, "stored but not listed")]
-    fix = "download index and files from the same revision"
-    return [Problem(str(path), f"{listed(names)} {what}", fix) for names, what in rows if names]
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(_clipped(name) for name in names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

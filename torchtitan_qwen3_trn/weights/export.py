@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from torchtitan_qwen3_trn.weights.manifest import MANIFEST, write_manifest
 from torchtitan_qwen3_trn.weights.publish import Draft
 from torchtitan_qwen3_trn.weights.writer import InPlaceWriter, sha256_of
 
-__all__ = ["Export", "export", "from_rank_zero", "in_agreement", "said"]
+__all__ = ["Export", "export", "from_rank_zero", "in_agreement", "problems_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,26 +75,26 @@ def export(state_dict: Mapping[str, Any], wanted: Export, *, planner: DefaultSav
     started = time.monotonic()
     first = _rank() == 0
     layout, class_name = in_agreement(lambda: layout_and_class(wanted.config))
+    nbytes = sum(math.prod(shape) for shape in layout.shapes.values()) * wanted.dtype.itemsize
     draft = in_agreement(lambda: Draft(wanted.destination) if first else None)
     try:
         folder = from_rank_zero(draft.folder if draft else Path())
-        in_agreement(lambda: _see(folder))
-        if first:
-            nbytes = sum(torch.Size(shape).numel() for shape in layout.shapes.values()) * wanted.dtype.itemsize
+        in_agreement(lambda: _require_visible(folder))
         in_agreement(lambda: _prepare(folder, wanted, class_name, nbytes) if first else None)
-        with _Bar(nbytes / _ranks()) if first else nullcontext() as advance:
+        with _progress_bar(first) as bar:
+            task = bar.add_task("export", total=nbytes / _world_size())
             writer = InPlaceWriter(
                 folder,
                 expected=layout.shapes,
                 dtype=wanted.dtype,
                 limit=wanted.limit,
-                progress=advance or (lambda nbytes: None),
+                progress=lambda written: bar.advance(task, written),
             )
             try:
                 save(dict(state_dict), storage_writer=writer, planner=planner or DefaultSavePlanner())
             except CheckpointException as error:
                 # The same fault on several ranks is one problem.
-                found = [problem for cause, _ in error.failures.values() for problem in said(cause, folder)]
+                found = [problem for cause, _ in error.failures.values() for problem in problems_of(cause, folder)]
                 raise JobError(dict.fromkeys(found), "export") from error
         checksums = _checksums(folder, writer.checksums)
         in_agreement(lambda: _complete(draft, wanted, checksums) if draft else None)
@@ -117,17 +117,10 @@ def in_agreement(action: Callable[[], _T]) -> _T:
     result: Any = None
     try:
         result = action()
-    except JobError as error:
-        problems = error.problems
     except Exception as error:
         logger.debug("failed on rank %d", _rank(), exc_info=True)
-        problems = said(error, None)
-    everyones = [problems]
-    if dist.is_initialized():
-        everyones = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyones, problems)
-    found = dict.fromkeys(problem for each in everyones for problem in each)
-    if found:
+        problems = problems_of(error)
+    if found := dict.fromkeys(problem for each in _from_all_ranks(problems) for problem in each):
         raise JobError(found, "export")
     return result
 
@@ -140,7 +133,7 @@ def from_rank_zero(value: _T) -> _T:
     return values[0]
 
 
-def said(error: BaseException, folder: Path | None) -> list[Problem]:
+def problems_of(error: BaseException, folder: Path | None = None) -> list[Problem]:
     """What ``error`` means for a user who wants ``folder`` written."""
     if isinstance(error, JobError):
         return error.problems
@@ -160,11 +153,19 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _ranks() -> int:
+def _world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def _see(folder: Path) -> None:
+def _from_all_ranks(value: _T) -> list[_T]:
+    """What each rank has passed, on every rank."""
+    values = [value] * _world_size()
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def _require_visible(folder: Path) -> None:
     if not folder.is_dir():
         what = f"rank {_rank()} on {platform.node()} does not see {folder}, which rank 0 has created"
         raise JobError([Problem("export", what, "export to a folder that all hosts share")])
@@ -180,42 +181,23 @@ def _prepare(folder: Path, wanted: Export, class_name: str, nbytes: int) -> None
 
 def _checksums(folder: Path, known: dict[str, str]) -> dict[str, str]:
     """SHA-256 of all weight files; files of several ranks are divided among the ranks."""
-    everyones: list[Any] = [known]
-    if dist.is_initialized():
-        everyones = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, known)
-    found = {file: checksum for each in everyones for file, checksum in each.items()}
+    found = {file: checksum for each in _from_all_ranks(known) for file, checksum in each.items()}
     rest = sorted(path for path in folder.glob("*.safetensors") if path.name not in found)
-    mine = in_agreement(lambda: {path.name: sha256_of(path) for path in rest[_rank() :: _ranks()]})
-    everyones = [mine]
-    if dist.is_initialized():
-        everyones = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, mine)
-    return found | {file: checksum for each in everyones for file, checksum in each.items()}
+    mine = in_agreement(lambda: {path.name: sha256_of(path) for path in rest[_rank() :: _world_size()]})
+    return found | {file: checksum for each in _from_all_ranks(mine) for file, checksum in each.items()}
 
 
 def _complete(draft: Draft, wanted: Export, checksums: dict[str, str]) -> None:
     others = (path for path in draft.folder.iterdir() if path.name not in checksums and path.name != MANIFEST)
     checksums = checksums | {path.name: sha256_of(path) for path in others}
     write_manifest(draft.folder, checksums, wanted.facts | {"dtype": str(wanted.dtype).removeprefix("torch.")})
-    problems = check_export(draft.folder, wanted.config)
-    if problems:
+    if problems := check_export(draft.folder, wanted.config):
         raise JobError(problems, "the export failed its own check and was not published")
     draft.publish()
 
 
-class _Bar:
-    """A progress bar over ``total`` bytes on standard error, if that is a terminal."""
-
-    def __init__(self, total: float) -> None:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        console = Console(file=sys.stderr)
-        self._progress = Progress("export", *columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("export", total=total)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._progress.start()
-        return lambda nbytes: self._progress.advance(self._task, nbytes)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+def _progress_bar(first: bool) -> Progress:
+    """A progress bar on standard error of the first rank, if that is a terminal."""
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(file=sys.stderr)
+    return Progress("export", *columns, console=console, disable=not (first and console.is_terminal))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.hf_files.folder import file_problem, read_json
+from torchtitan_qwen3_trn.hf_files.folder import file_problem
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
 
 __all__ = ["assets_problems", "has_tokenizer", "layout_and_class", "write_assets"]
+
+logger = logging.getLogger(__name__)
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -51,8 +54,8 @@ def assets_problems(source: Path) -> list[Problem]:
 def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dtype: torch.dtype, source: Path) -> None:
     """Write config.json of the model ``config`` to ``folder``, and what else ``source`` has beside its weights.
 
-    Rotary settings and experts are written in the words of Transformers 5 and of Transformers 4, which would otherwise
-    take its defaults without a word.
+    Rotary settings and experts are written under the keys of Transformers 5 and of Transformers 4, which would
+    otherwise take its defaults silently.
 
     Raises:
         JobError: files of ``source`` must not be copied; all of them.
@@ -95,21 +98,13 @@ def _older_rotary_keys(config: PreTrainedConfig) -> dict[str, Any]:
 def _generation(config: PreTrainedConfig, source: Path) -> GenerationConfig:
     """Greedy, until the end token of the configuration or of the tokenizer."""
     generation = GenerationConfig.from_model_config(config)
-    if generation.eos_token_id is None:
-        generation.eos_token_id = _end_token(source)
+    if generation.eos_token_id is None and has_tokenizer(source):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+            generation.eos_token_id = tokenizer.eos_token_id
+        except Exception as error:  # a damaged tokenizer is no reason to lose an export
+            logger.warning("%s will name no end token: the tokenizer cannot be loaded (%s)", _GENERATION, error)
     return generation
-
-
-def _end_token(folder: Path) -> int | None:
-    try:
-        name = read_json(folder / "tokenizer_config.json").get("eos_token")
-        tokenizer = read_json(folder / "tokenizer.json")
-        name = name.get("content") if isinstance(name, dict) else name
-        ids = dict(tokenizer["model"]["vocab"])
-        ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
-    except (JobError, KeyError, TypeError, ValueError, AttributeError):
-        return None
-    return ids.get(name)
 
 
 def _copy(path: Path, folder: Path) -> bool:

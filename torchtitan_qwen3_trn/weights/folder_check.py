@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import read_json
-from torchtitan_qwen3_trn.hf_files.headers import DTYPE_BYTES, INDEX, TensorHeader, check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.headers import check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.index import total_size_problems
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.config import LAYERS_AND_EXPERTS, counts, from_folder
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
-from torchtitan_qwen3_trn.models.qwen3.hf_config import read_hf_config
+from torchtitan_qwen3_trn.models.hf_config import config_differences, from_folder
+from torchtitan_qwen3_trn.models.value_rules import LAYERS_AND_EXPERTS, counts
 from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
-__all__ = ["check_export", "config_differences", "count_problems", "layout_of_folder", "total_size_problems"]
-
-# Keys of config.json that decide what the weights compute, in any architecture.
-_MEANING = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "hidden_act",
-    "attention_bias",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "mlp_only_layers",
-    "decoder_sparse_step",
-)
+__all__ = ["check_export", "count_problems", "layout_of_folder"]
 
 
 def check_export(folder: Path, config: PreTrainedConfig) -> list[Problem]:
@@ -54,7 +29,7 @@ def check_export(folder: Path, config: PreTrainedConfig) -> list[Problem]:
     differences = config_differences(written, config)
     problems = [Problem(str(folder / "config.json"), each) for each in differences]
     problems += check_tensors(folder, layout.shapes)
-    problems += total_size_problems(folder, read_headers(folder)[0])
+    problems += total_size_problems(folder, sum(header.nbytes for header in read_headers(folder)[0].values()))
     return problems + manifest_problems(folder, checksums=False)
 
 
@@ -62,7 +37,7 @@ def layout_of_folder(folder: Path) -> Layout:
     """The tensors that the model of ``folder/config.json`` has in files.
 
     Raises:
-        JobError: config.json cannot be used, or speaks of more layers or experts than there are tensors.
+        JobError: config.json cannot be used, or has more layers or experts than there are tensors.
     """
     found, problems = read_headers(folder)
     if problems:
@@ -73,7 +48,7 @@ def layout_of_folder(folder: Path) -> Layout:
 
 
 def count_problems(folder: Path, tensors: int) -> list[Problem]:
-    """Numbers of layers or experts in ``folder/config.json`` that a model of so many tensors cannot have.
+    """Numbers of layers or experts in ``folder/config.json`` that are too large for a model of so many tensors.
 
     Raises:
         JobError: config.json cannot be read.
@@ -84,29 +59,6 @@ def count_problems(folder: Path, tensors: int) -> list[Problem]:
             f"{ascii(count)[:40]} cannot be right for files with {tensors} tensors",
             "use the config.json of these weights",
         )
-        for where, key, count in counts(read_hf_config(folder))
+        for where, key, count in counts(read_json(folder / "config.json"))
         if key in LAYERS_AND_EXPERTS and not 0 <= count <= tensors
     ]
-
-
-def config_differences(written: PreTrainedConfig, meant: PreTrainedConfig) -> list[str]:
-    """Keys in which two configurations describe different computations, as ``key: one, other``."""
-    return [
-        f"{key}: {getattr(written, key, None)!r}, and not {getattr(meant, key, None)!r}"
-        for key in _MEANING
-        if getattr(written, key, None) != getattr(meant, key, None)
-    ]
-
-
-def total_size_problems(folder: Path, found: Mapping[str, TensorHeader]) -> list[Problem]:
-    """Whether the index states the size of the tensors in the files, where it states one."""
-    path = folder / INDEX
-    if not path.is_file():
-        return []
-    metadata: Any = read_json(path).get("metadata")
-    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
-    stored = sum(math.prod(header.shape) * DTYPE_BYTES[header.dtype] for header in found.values())
-    if stated is None or stated == stored:
-        return []
-    what = f"says total_size {ascii(stated)[:40]}, and the files hold {stored} bytes of tensors"
-    return [Problem(str(path), what, "download index and files from the same revision")]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-import math
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torchtitan.config import TORCH_DTYPE_MAP
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
 from torchtitan_qwen3_trn.hf_files.folder import read_json
 from torchtitan_qwen3_trn.launch import is_rank_zero, is_simulated
-from torchtitan_qwen3_trn.models.hf.config import hf_config_for
+from torchtitan_qwen3_trn.models.described_spec import hf_config_of
+from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS, moved_expert_biases
 from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
@@ -43,8 +41,6 @@ logger = logging.getLogger(__name__)
 # Folder inside a training checkpoint with what an export needs beside the weights.
 ASSETS = "hf_assets"
 
-_EXPERT_BIAS = re.compile(r"layers\.\d+\.moe\.expert_bias_E")
-
 
 def export_model(
     trainer: Trainer, config: JobConfig, step: int, *, folder: str, max_shard_size: str, drop_expert_bias: bool
@@ -68,14 +64,14 @@ def export_model(
         logger.info("No export: the other ranks of this job are simulated, and so are their weights")
         return
     target, facts = destination(config, folder, step), facts_of(config, step)
-    if _rank_zero_says(lambda: is_export(target, facts)):
+    if _on_rank_zero(lambda: is_export(target, facts)):
         in_agreement(lambda: clear_leftovers(target) if is_rank_zero() else None)
         logger.info("%s holds this job's export of step %d from before a restart and is kept", target, step)
         return
     wanted = in_agreement(
         lambda: Export(
             destination=target,
-            config=hf_config_for(config)[1],
+            config=hf_config_of(config.model_spec),
             dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
             limit=parse_size(max_shard_size),
             assets=Path(config.hf_assets_path),
@@ -98,7 +94,7 @@ def keep_assets(config: JobConfig, step: int) -> None:
     folder = Path(config.dump_folder, config.checkpoint.folder, f"step-{step}", ASSETS)
 
     def write() -> None:
-        hf_config = hf_config_for(config)[1]
+        hf_config = hf_config_of(config.model_spec)
         _, class_name = layout_and_class(hf_config)
         dtype = TORCH_DTYPE_MAP[config.checkpoint.export_dtype]
         try:
@@ -113,17 +109,15 @@ def keep_assets(config: JobConfig, step: int) -> None:
 
 def without_expert_bias(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """``state_dict`` without torchtitan's expert bias; a bias that is not zero is logged."""
-    largest = {key: _largest(value) for key, value in state_dict.items() if _EXPERT_BIAS.fullmatch(key)}
-    if any(value != 0 for value in largest.values()):
-        # NaN is not larger than anything, and yet the worst.
-        key = max(largest, key=lambda each: (math.isnan(largest[each]), largest[each]))
+    if moved := moved_expert_biases(state_dict):
+        key, largest = next(iter(moved.items()))
         logger.warning(
             "The expert bias is left out of the export, as the job asks for; the largest is %g in %s. "
             "Tokens will go to other experts than in training",
-            largest[key],
+            largest,
             key,
         )
-    return {key: value for key, value in state_dict.items() if key not in largest}
+    return {key: value for key, value in state_dict.items() if not EXPERT_BIAS.fullmatch(key)}
 
 
 def _tensors(trainer: Trainer, config: JobConfig, *, drop_expert_bias: bool) -> dict[str, Any]:
@@ -153,8 +147,8 @@ def is_export(folder: Path, facts: Mapping[str, Any]) -> bool:
     return all(manifest.get(key) == facts[key] for key in ("step", "model"))
 
 
-def _rank_zero_says(action: Callable[[], bool]) -> bool:
-    """What ``action`` finds on rank 0, on every rank: file systems may show other ranks something older."""
+def _on_rank_zero(action: Callable[[], bool]) -> bool:
+    """The result of ``action`` on rank 0, on every rank: shared file systems may show other ranks an older state."""
     return from_rank_zero(in_agreement(lambda: action() if is_rank_zero() else False))
 
 
@@ -167,8 +161,3 @@ def _spec(config: JobConfig) -> Any:
     if config.model_spec is None:
         raise JobError([Problem("model", "the job has no model")])
     return config.model_spec
-
-
-def _largest(value: torch.Tensor) -> float:
-    local = value.to_local() if isinstance(value, DTensor) else value
-    return float(local.detach().abs().max()) if local.numel() else 0.0

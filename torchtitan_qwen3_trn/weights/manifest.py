@@ -42,7 +42,7 @@ def write_manifest(folder: Path, checksums: Mapping[str, str], facts: Mapping[st
 
 
 def manifest_problems(folder: Path, *, checksums: bool) -> list[Problem]:
-    """What in ``folder`` is not as its manifest says; no problem if it has none.
+    """What in ``folder`` differs from its manifest; no problem if it has none.
 
     Args:
         folder: the export.
@@ -56,21 +56,21 @@ def manifest_problems(folder: Path, *, checksums: bool) -> list[Problem]:
     except JobError as error:
         return error.problems
     if not isinstance(files, dict):
-        return [Problem(str(path), "has no table of files", "export again")]
+        return [Problem(str(path), 'has no object "files"', "export again")]
     problems = []
     for name, entry in files.items():
         if name != Path(name).name or not isinstance(entry, dict):
-            problems.append(Problem(str(path), f"has an impossible entry {ascii(name)[:80]}", "export again"))
+            problems.append(Problem(str(path), f"has an invalid entry {ascii(name)[:80]}", "export again"))
             continue
         file = folder / name
         problem = file_problem(file)
         if problem or not file.is_file():
-            problems.append(problem or Problem(str(file), "is in the manifest and not there", "copy it again"))
+            problems.append(problem or Problem(str(file), "is in the manifest but missing", "copy it again"))
         elif file.stat().st_size != entry.get("bytes"):
             what = f"has {file.stat().st_size} bytes where the manifest says {ascii(entry.get('bytes'))[:40]}"
             problems.append(Problem(str(file), what, "copy it again"))
         elif checksums and sha256_of(file) != entry.get("sha256"):
-            problems.append(Problem(str(file), "has another SHA-256 than in the manifest", "copy it again"))
+            problems.append(Problem(str(file), "has another SHA-256 than the manifest says", "copy it again"))
     weights = sorted(file.name for file in folder.glob("*.safetensors") if file.name not in files)
     problems += [Problem(str(folder / name), "is not in the manifest", "remove it") for name in weights]
     return problems

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import secrets
 import shutil
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
@@ -18,7 +19,7 @@ __all__ = ["Draft", "clear_leftovers", "destination_problem"]
 logger = logging.getLogger(__name__)
 
 _LOCK = "lock"
-# Lustre without its mount option flock, and file systems in user space that never heard of locks.
+# Reported by Lustre without its mount option flock, and by file systems in user space that do not implement locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -37,13 +38,13 @@ class Draft:
     """A new folder inside ``.<name>.partial`` beside ``destination``, to be filled and then moved there.
 
     One process at a time has a draft for a destination, because it holds the lock on ``.<name>.partial/lock``. The
-    lock is the kernel's (``flock``), so that it ends with the process however that ends. It is on a file because
-    shared file systems keep a folder's lock to one host, and pass a file's on to the others (Linux' NFS client, Lustre
+    lock is the kernel's (``flock``), so it ends with the process, however that ends. It is on a file because shared
+    file systems keep a folder's lock to one host, but pass a file's on to the others (Linux' NFS client, Lustre
     mounted with ``flock``).
 
     What a dead process left is removed. The folder's name is new each time, and leftovers are renamed before they are
-    removed: a process that does not hold the lock and is still writing, such as a rank that outlives its job, finds
-    its folder gone, and neither writes into this one nor publishes a folder that is being removed.
+    removed: a process without the lock that is still writing, such as a rank that outlives its job, finds its folder
+    gone. So it neither writes into this one nor publishes a folder that is being removed.
 
     Attributes:
         destination: where the folder goes.
@@ -60,17 +61,16 @@ class Draft:
             raise JobError([problem])
         self._place = _place(destination)
         self.folder = self._place / secrets.token_hex(4)
-        self._descriptor: int | None = _lock(self._place, destination)
+        self._lock: FileLock | None = _lock(self._place, destination)
         try:
             if self.destination.exists():
                 raise JobError([Problem(str(destination), "has just been written by another process")])
             _empty(self._place)
             self.folder.mkdir()
-        except OSError as error:
+        except BaseException as error:
             self.discard()
-            raise JobError([Problem(str(self._place), f"cannot be used: {error}")]) from error
-        except BaseException:
-            self.discard()
+            if isinstance(error, OSError):
+                raise JobError([Problem(str(self._place), f"cannot be used: {error}")]) from error
             raise
 
     def publish(self) -> None:
@@ -95,14 +95,14 @@ class Draft:
 
     def discard(self) -> None:
         """Remove the folder with everything in it; nothing happens when it has been published."""
-        if self._descriptor is not None:
+        if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._release()
 
     def _release(self) -> None:
-        if self._descriptor is not None:
-            _unlock(self._place, self._descriptor)
-            self._descriptor = None
+        if self._lock is not None:
+            _unlock(self._place, self._lock)
+            self._lock = None
 
 
 def clear_leftovers(destination: Path) -> None:
@@ -110,11 +110,11 @@ def clear_leftovers(destination: Path) -> None:
     place = _place(destination)
     if place.is_dir():
         with contextlib.suppress(JobError, OSError):
-            descriptor = _lock(place, destination)
+            lock = _lock(place, destination)
             try:
                 _empty(place)
             finally:
-                _unlock(place, descriptor)
+                _unlock(place, lock)
 
 
 def _place(destination: Path) -> Path:
@@ -122,50 +122,40 @@ def _place(destination: Path) -> Path:
     return destination.with_name(f".{destination.name}.partial")
 
 
-def _lock(place: Path, destination: Path) -> int:
-    """Create ``place`` and lock it for this process; returns the descriptor of its lock file.
+def _lock(place: Path, destination: Path) -> FileLock:
+    """Create ``place`` and lock it for this process.
 
     Raises:
         JobError: another process holds the lock, or ``place`` cannot be created.
     """
-    fix = "wait for it, or choose another folder"
-    taken = JobError([Problem(str(destination), "is being written by another process", fix)])
+    # Without flock, filelock would fall back to the file's existence, which a dead process on another host leaves
+    # behind for good. Drafts are safe without a lock: at worst the first of two jobs fails.
+    lock = FileLock(place / _LOCK, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666, dir_fd=folder)
-        finally:
-            os.close(folder)
-    except FileNotFoundError as error:
-        raise taken from error  # it was removed at this very moment
-    except OSError as error:
-        raise JobError([Problem(str(place), f"cannot be created: {error.strerror}")]) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(descriptor), os.stat(place / _LOCK)):
-            raise BlockingIOError
-    except (BlockingIOError, FileNotFoundError) as error:
-        os.close(descriptor)
-        raise taken from error
+        if place.is_symlink():  # filelock does not follow a link at the lock's own name only
+            raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(place))
+        lock.acquire()
+    except (Timeout, FileNotFoundError) as error:  # not found: its holder removed it at this very moment
+        fix = "wait for it, or choose another folder"
+        raise JobError([Problem(str(destination), "is being written by another process", fix)]) from error
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise JobError([Problem(str(destination), f"cannot be locked: {error.strerror}")]) from error
+            raise JobError([Problem(str(place), f"cannot be created or locked: {error.strerror}")]) from error
         logger.warning(
             "The file system of %s has no locks (%s): of two jobs that write there at once, the first one fails",
             destination,
             error.strerror,
         )
-    return descriptor
+    return lock
 
 
-def _unlock(place: Path, descriptor: int) -> None:
+def _unlock(place: Path, lock: FileLock) -> None:
     """Remove ``place``, which is empty but for the lock, and give up the lock."""
     with contextlib.suppress(OSError):
         (place / _LOCK).unlink(missing_ok=True)
         place.rmdir()
-    os.close(descriptor)
+    lock.release()
 
 
 def _empty(place: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,22 +18,23 @@ import torch
 from safetensors import safe_open
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.common.moe import GroupedExperts
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.hf_files.file_plan import DTYPE_NAMES
 from torchtitan_qwen3_trn.hf_files.folder import file_problem, links_out, require_folder, weight_files
-from torchtitan_qwen3_trn.hf_files.headers import TensorHeader, check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.headers import DTYPES, check_tensors, read_headers
+from torchtitan_qwen3_trn.hf_files.index import INDEX, total_size_problems
+from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
-from torchtitan_qwen3_trn.models.hf.config import from_folder
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
 from torchtitan_qwen3_trn.weights.folder_assets import has_tokenizer
-from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder, total_size_problems
+from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
-from torchtitan_qwen3_trn.weights.offline import checkpoint_tensors
+from torchtitan_qwen3_trn.weights.offline import read_tensor
+from torchtitan_qwen3_trn.weights.training_checkpoint import TrainingCheckpoint
 
 __all__ = ["Finding", "verify"]
 
@@ -43,16 +45,16 @@ Outcome = Literal["ok", "failed", "skipped"]
 _TOLERANCE = 1e-4
 _ROWS, _LENGTH, _GENERATED = 2, 32, 16
 _PROMPT = "The"
-# Elements looked at for NaN at a time.
+# Elements checked for NaN at a time.
 _WINDOW = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the verdict.
+    """The result of one check.
 
     Attributes:
-        check: what was looked at.
+        check: name of the check.
         outcome: whether it holds.
         detail: the figures, or what is wrong.
     """
@@ -63,35 +65,32 @@ class Finding:
 
 
 def verify(folder: Path, *, checkpoint: Path | None = None, cheap: bool = False) -> list[Finding]:
-    """Check ``folder`` from its files to the text it generates; once a check fails, those that need it are skipped.
+    """Check ``folder`` from its files to the text it generates.
 
-    Nothing outside the folder is read, and no code that comes with it is run.
+    Once files or tensors fail, the other checks are skipped. Nothing outside the folder is read, and no code that
+    comes with it is run.
 
     Args:
         folder: config.json, safetensors, and whatever else.
         checkpoint: the training checkpoint it was exported from, to be compared tensor by tensor.
         cheap: read headers and small files only.
     """
-    steps: list[tuple[str, Callable[[], Iterator[str]]]] = [
-        ("files", lambda: _files(folder)),
-        ("tensors", lambda: _tensors(folder)),
-        ("tying", lambda: _tying(folder)),
-        ("index", lambda: _index(folder)),
-        ("manifest", lambda: _manifest(folder, checksums=not cheap)),
-    ]
+    steps: dict[str, Callable[[Path], Iterator[str]]] = {
+        "files": _files,
+        "tensors": _tensors,
+        "tying": _tying,
+        "index": _index,
+        "manifest": partial(_manifest, checksums=not cheap),
+    }
     if not cheap:
-        steps += [
-            ("values", lambda: _values(folder)),
-            *([("checkpoint", lambda: _checkpoint(folder, checkpoint))] if checkpoint else []),
-            ("logits", lambda: _logits(folder)),
-            ("generation", lambda: _generation(folder)),
-        ]
+        compared = {"checkpoint": partial(_checkpoint, checkpoint=checkpoint)} if checkpoint else {}
+        steps |= {"values": _values, **compared, "logits": _logits, "generation": _generation}
     findings: list[Finding] = []
-    for name, step in steps:
-        if any(finding.outcome == "failed" for finding in findings[:2]):
-            findings.append(Finding(name, "skipped", "needs the checks above"))
-            continue
-        findings.append(_finding(name, step))
+    for name, step in steps.items():
+        unusable = any(finding.outcome == "failed" for finding in findings[:2])
+        findings.append(
+            Finding(name, "skipped", "needs the checks above") if unusable else _finding(name, step, folder)
+        )
     return findings
 
 
@@ -99,9 +98,9 @@ class _Skip(Exception):  # noqa: N818 - not an error
     """A check that has nothing to check."""
 
 
-def _finding(name: str, step: Callable[[], Iterator[str]]) -> Finding:
+def _finding(name: str, step: Callable[[Path], Iterator[str]], folder: Path) -> Finding:
     try:
-        return Finding(name, "ok", "; ".join(step()))
+        return Finding(name, "ok", "; ".join(step(folder)))
     except _Skip as reason:
         return Finding(name, "skipped", str(reason))
     except JobError as error:
@@ -134,8 +133,8 @@ def _tensors(folder: Path) -> Iterator[str]:
     _stop_on(check_tensors(folder, layout.shapes, ignores=layout.ignores))
     config, kinds = from_folder(folder), {header.dtype for header in read_headers(folder)[0].values()}
     stated = getattr(config, "dtype", None)
-    if stated is not None and kinds != {DTYPE_NAMES.get(stated)}:
-        what = f"says {stated}, and the files hold {', '.join(sorted(kinds))}"
+    if stated is not None and {DTYPES.get(kind) for kind in kinds} != {stated}:
+        what = f"says {stated}, but the files hold {', '.join(sorted(kinds))}"
         raise JobError([Problem(f"{folder / 'config.json'}: dtype", what, "correct it")])
     parameters = sum(torch.Size(shape).numel() for shape in layout.shapes.values())
     yield f"{type(config).__name__}, {parameters:,} parameters, {', '.join(sorted(kinds))}"
@@ -147,54 +146,53 @@ def _tying(folder: Path) -> Iterator[str]:
     if not layout.tied:
         yield "not tied: lm_head is a tensor of its own"
         return
-    _stop_on(tying_problems(folder, layout, found))
+    _stop_on(tying_problems(folder, layout.tied, found))
     for name, source in layout.tied.items():
         yield f"{name} repeats {source}" if name in found else f"{name} is {source}, and left out"
 
 
 def _index(folder: Path) -> Iterator[str]:
     found, _ = read_headers(folder)
-    _stop_on(total_size_problems(folder, found))
+    _stop_on(total_size_problems(folder, sum(header.nbytes for header in found.values())))
     several = len({header.file for header in found.values()}) > 1
-    index = (folder / "model.safetensors.index.json").is_file()
+    index = (folder / INDEX).is_file()
     if several and not index:
-        what = "there are several files and no model.safetensors.index.json"
+        what = f"there are several files but no {INDEX}"
         raise JobError([Problem(str(folder), what, "download it, or export again")])
     if not index:
-        raise _Skip("one file needs none")
-    yield "every tensor is where it says"
+        raise _Skip("a single file needs no index")
+    yield "every tensor is in the file that the index names"
 
 
 def _manifest(folder: Path, *, checksums: bool) -> Iterator[str]:
     if not (folder / MANIFEST).exists():
-        raise _Skip("the folder has none")
+        raise _Skip("the folder has no manifest")
     _stop_on(manifest_problems(folder, checksums=checksums))
     yield "all SHA-256 agree" if checksums else "all sizes agree"
 
 
 def _values(folder: Path) -> Iterator[str]:
-    """No NaN and no infinity, nor a tensor of zeros alone."""
-    spoiled, zero = [], []
+    """No NaN and no infinity; tensors that hold only zeros are reported."""
+    nonfinite, zero = [], []
     for file in weight_files(folder)[0]:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 parts = opened.get_tensor(name).flatten().split(_WINDOW)
-                spoiled += [name] if not all(bool(part.isfinite().all()) for part in parts) else []
+                nonfinite += [name] if not all(bool(part.isfinite().all()) for part in parts) else []
                 zero += [name] if not any(bool(part.any()) for part in parts) else []
-    if spoiled:
-        shown = ", ".join(spoiled[:5])
-        raise JobError([Problem(str(folder), f"NaN or infinity in {len(spoiled)} tensors ({shown})")])
+    if nonfinite:
+        raise JobError([Problem(str(folder), f"NaN or infinity in {listed(nonfinite)}")])
     yield "all finite"
     if zero:
-        yield f"only zeros in {len(zero)} tensors ({', '.join(zero[:3])})"
+        yield f"only zeros in {listed(zero)}"
 
 
 def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
     """The tensors of the training checkpoint in the files' type, bit for bit."""
     found, _ = read_headers(folder)
     count = 0
-    for name, value in checkpoint_tensors(checkpoint, folder):
-        written = _read(folder, found, name)
+    for name, value in TrainingCheckpoint(checkpoint, folder).tensors():
+        written = read_tensor(folder, found, name)
         if not torch.equal(written, value.to(written.dtype)):
             what = f"{name} differs from the one in {checkpoint}"
             raise JobError([Problem(str(folder / found[name].file), what, "export again")])
@@ -204,19 +202,25 @@ def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
 
 def _logits(folder: Path) -> Iterator[str]:
     """Transformers' logits against torchtitan's, both in float32 with the tensors of the folder."""
-    config, raw = from_folder(folder), read_hf_config(folder)
-    if raw.get("model_type") not in ("qwen3", "qwen3_moe"):
+    config = from_folder(folder)
+    if config.model_type not in ("qwen3", "qwen3_moe"):
         raise _Skip("torchtitan's own model exists for Qwen3 only")
     generator = torch.Generator().manual_seed(0)
     tokens_BL = torch.randint(config.vocab_size, (_ROWS, _LENGTH), generator=generator)
     with torch.no_grad():
         theirs_BLV = _load(folder)(input_ids=tokens_BL, use_cache=False).logits
-        ours_BLV = _native_logits(folder, raw, tokens_BL)
-    far = float((theirs_BLV - ours_BLV).abs().max() / theirs_BLV.abs().max())
-    if not far <= _TOLERANCE:
-        what = f"logits of Transformers and torchtitan differ by {far:.1e} of the largest, more than {_TOLERANCE:g}"
+        ours_BLV = _native_logits(folder, config, tokens_BL)
+    difference = float((theirs_BLV - ours_BLV).abs().max() / theirs_BLV.abs().max())
+    if not difference <= _TOLERANCE:
+        what = (
+            f"logits of Transformers and torchtitan differ by {difference:.1e} of the largest, more than {_TOLERANCE:g}"
+        )
         raise JobError([Problem(str(folder), what)])
-    yield "equal bit for bit" if far == 0 else f"differ by {far:.1e} of the largest (at most {_TOLERANCE:g})"
+    yield (
+        "equal bit for bit"
+        if difference == 0
+        else f"differ by {difference:.1e} of the largest (at most {_TOLERANCE:g})"
+    )
 
 
 def _generation(folder: Path) -> Iterator[str]:
@@ -250,7 +254,7 @@ def _load(folder: Path) -> Any:
 
 
 class _Float32Experts(GroupedExperts):
-    """torchtitan's experts without their rounding to bfloat16, so that a comparison can be sharp."""
+    """torchtitan's experts without their rounding to bfloat16, so that a small tolerance suffices."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):
@@ -264,9 +268,9 @@ class _Float32Experts(GroupedExperts):
         return torch.cat([(silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, w1, w2, w3 in experts])
 
 
-def _native_logits(folder: Path, raw: dict[str, Any], tokens_BL: torch.Tensor) -> torch.Tensor:
+def _native_logits(folder: Path, hf_config: PreTrainedConfig, tokens_BL: torch.Tensor) -> torch.Tensor:
     """Logits ``[B, L, V]`` of torchtitan's Qwen3 in float32."""
-    config = model_config(from_hf_config(raw), load_balance_coeff=None)
+    config = model_config(hf_config, load_balance_coeff=None)
     for layer in config.layers:
         if isinstance(layer.attention.inner_attention, FlexAttention.Config):
             layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
@@ -277,12 +281,9 @@ def _native_logits(folder: Path, raw: dict[str, Any], tokens_BL: torch.Tensor) -
             )
     model, adapter = config.build(), Qwen3StateDictAdapter(config, None)
     found, _ = read_headers(folder)
-    published = {name: _read(folder, found, name).float() for names in adapter.file_names.values() for name in names}
+    published = {
+        name: read_tensor(folder, found, name).float() for names in adapter.file_names.values() for name in names
+    }
     model.load_state_dict(adapter.from_hf(published), strict=False)
     positions_BL = torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL)
     return model.eval()(tokens_BL, positions_BL, document_mask(positions_BL))
-
-
-def _read(folder: Path, found: dict[str, TensorHeader], name: str) -> torch.Tensor:
-    with safe_open(folder / found[name].file, framework="pt") as opened:
-        return opened.get_tensor(name)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,16 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from torchtitan_qwen3_trn.hf_files.file_plan import FilePlan, Place, index_of, plan_files
-from torchtitan_qwen3_trn.hf_files.headers import INDEX, listed
+from torchtitan_qwen3_trn.hf_files.file_plan import FilePlan, Place, plan_files
+from torchtitan_qwen3_trn.hf_files.index import INDEX
+from torchtitan_qwen3_trn.hf_files.tensor_names import shape_differences
 
 __all__ = ["InPlaceWriter", "sha256_of"]
 
-# Bytes converted and written in one go.
+# Bytes converted and written at a time.
 _WINDOW = 32 * 2**20
-# Windows that may wait to be hashed.
-_HASHED_LATER = 4
+# Windows in memory that wait to be hashed.
+_MAX_UNHASHED = 4
 
 
 class InPlaceWriter(HuggingFaceStorageWriter):
@@ -45,7 +47,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
 
     Args:
         folder: where to write.
-        expected: shape of every tensor that must come out, by name.
+        expected: shape of every tensor that must be written, by name.
         dtype: type of all tensors in the files.
         limit: bytes of tensors in one file at most.
         progress: called with the number of bytes after each piece this rank has written.
@@ -71,14 +73,15 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         self.checksums: dict[str, str] = {}
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinating rank: check that all tensors come, create the files, tell the ranks the places.
+        """On the coordinating rank: check that all tensors are there, create the files, place the tensors.
 
         Raises:
             ValueError: tensors are missing, unexpected or misshapen.
             OSError: the files cannot be created.
         """
         shapes = {item.index.fqn: tuple(_size(item)) for plan in plans for item in plan.items}
-        _compare(shapes, self._expected)
+        if differences := shape_differences(shapes, self._expected):
+            raise ValueError(f"the model is not the one its config.json describes: {'; '.join(differences)}")
         self._plan = plan_files(shapes, self._dtype, self._limit)
         for file, header in self._plan.headers.items():
             with open(self._folder / file, "wb") as created:
@@ -106,16 +109,17 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         headers: Mapping[str, bytes] = given["headers"]
         items = sorted(plan.items, key=lambda item: (places[item.index.fqn].file, places[item.index.fqn].offset))
         durable: list[ThreadFuture[None]] = []
-        # The disk is waited for and checksums are computed in threads, which need not hold Python's lock for it.
+        # fsync and hashing run in threads: both release Python's global lock.
         with ThreadPoolExecutor(max_workers=1) as disk, ThreadPoolExecutor(max_workers=1) as hashing:
             digests = {}
-            for file, pieces in _by_file(items, places):
+            for file, group in groupby(items, key=lambda item: places[item.index.fqn].file):
+                pieces = list(group)
                 alone = file in headers and all(_is_whole(item, places[item.index.fqn]) for item in pieces)
                 digest = _Digest(hashing, headers[file]) if alone else None
                 descriptor = os.open(self._folder / file, os.O_WRONLY)
                 try:
                     for item in pieces:
-                        # Not named here: a tensor read from elsewhere is gone before the next one is read.
+                        # Not bound to a name: a tensor that is read lazily is freed before the next one is read.
                         self._write_piece(descriptor, item, places[item.index.fqn], planner.resolve_data(item), digest)
                 except BaseException:
                     os.close(descriptor)
@@ -133,7 +137,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinating rank, when all have written: the index."""
         if self._plan is not None:
-            text = json.dumps(index_of(self._plan), indent=2) + "\n"
+            text = json.dumps(self._plan.index, indent=2) + "\n"
             (self._folder / INDEX).write_text(text, encoding="utf-8")
 
     def _write_piece(
@@ -160,7 +164,7 @@ class _Digest:
 
     def add(self, data: torch.Tensor) -> None:
         """The next bytes of the file; waits while too many are not hashed yet, because they stay in memory."""
-        while len(self._waiting) >= _HASHED_LATER:
+        while len(self._waiting) >= _MAX_UNHASHED:
             self._waiting.popleft().result()
         self._waiting.append(self._thread.submit(self._hash.update, data.view(-1).view(torch.uint8).numpy().data))
 
@@ -183,29 +187,8 @@ def _size(item: WriteItem) -> torch.Size:
     return item.tensor_data.size
 
 
-def _compare(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected]
-    misshapen = [
-        f"{name} {list(found[name])} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    rows = [(missing, "missing"), (unexpected, "without a place in config.json"), (misshapen, "of another shape")]
-    faults = [f"{listed(names)} {what}" for names, what in rows if names]
-    if faults:
-        raise ValueError(f"the model is not the one its config.json describes: {'; '.join(faults)}")
-
-
 def _is_whole(item: WriteItem, place: Place) -> bool:
     return item.tensor_data is not None and tuple(item.tensor_data.chunk.sizes) == place.shape
-
-
-def _by_file(items: list[WriteItem], places: Mapping[str, Place]) -> Iterator[tuple[str, list[WriteItem]]]:
-    groups: dict[str, list[WriteItem]] = {}
-    for item in items:
-        groups.setdefault(places[item.index.fqn].file, []).append(item)
-    yield from groups.items()
 
 
 def _windows(value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Parts of an export: blocks of bytes, files, the draft folder, full disks."""
+"""Exports in one process: blocks of bytes, config.json, full disks, and what a job checks before it starts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -21,12 +19,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.hf_files.file_plan import Place, index_of, parse_size, plan_files
+from torchtitan_qwen3_trn.hf_files.file_plan import Place
 from torchtitan_qwen3_trn.weights import export as export_module
 from torchtitan_qwen3_trn.weights import job_export as export_job
 from torchtitan_qwen3_trn.weights.export import Export, export
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
-from torchtitan_qwen3_trn.weights.publish import Draft, clear_leftovers
 from torchtitan_qwen3_trn.weights.writer import _write_block
 
 
@@ -35,7 +32,7 @@ def test_blocks_of_any_split_make_up_the_whole_tensor(tmp_path, shape):
     whole = torch.randn(shape).bfloat16()
     place = Place("x", 16, shape, torch.bfloat16)
     file = tmp_path / "x"
-    file.write_bytes(b"\xff" * (16 + place.nbytes + 4))
+    file.write_bytes(b"\xff" * (16 + whole.nbytes + 4))
     descriptor = os.open(file, os.O_WRONLY)
     blocks = [((0,) * len(shape), whole)]
     for dim in range(len(shape)):
@@ -51,123 +48,6 @@ def test_blocks_of_any_split_make_up_the_whole_tensor(tmp_path, shape):
     assert data[:16] == b"\xff" * 16
     assert data[-4:] == b"\xff" * 4
     assert torch.equal(torch.frombuffer(bytearray(data[16:-4]), dtype=torch.bfloat16).reshape(shape), whole)
-
-
-def test_files_keep_the_limit_and_the_order_of_layers():
-    shapes = {f"model.layers.{layer}.w": (10, 10) for layer in (10, 2, 1)} | {"big": (50, 50)}
-    plan = plan_files(shapes, torch.float32, 900)
-    files = {name: place.file for name, place in plan.places.items()}
-    assert files["big"] == "model-00001-of-00003.safetensors"
-    assert files["model.layers.1.w"] == files["model.layers.2.w"] == "model-00002-of-00003.safetensors"
-    assert files["model.layers.10.w"] == "model-00003-of-00003.safetensors"
-    assert index_of(plan)["metadata"]["total_size"] == 4 * (300 + 2500)
-    assert set(plan_files(shapes, torch.float32, 10**6).sizes) == {"model.safetensors"}
-
-
-@pytest.mark.parametrize(("text", "nbytes"), [("5GB", 5 * 10**9), ("500 MiB", 500 * 2**20), ("1kb", 1000)])
-def test_sizes(text, nbytes):
-    assert parse_size(text) == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "5", "GB", "-1GB", "0GB", "1.5GB"])
-def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="is not a size"):
-        parse_size(text)
-
-
-def test_two_at_one_place_the_second_is_refused(tmp_path):
-    first = Draft(tmp_path / "out")
-    with pytest.raises(JobError, match="is being written by another process"):
-        Draft(tmp_path / "out")
-    (first.folder / "file").write_text("x")
-    first.publish()
-    with pytest.raises(JobError, match="exists already"):
-        Draft(tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out/file").read_text() == "x"
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from torchtitan_qwen3_trn.weights.publish import Draft
-draft = Draft(Path(sys.argv[1]))
-(draft.folder / "rubbish").write_text("x")
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_destination_that_appears_meanwhile_is_left_alone(tmp_path):
-    draft = Draft(tmp_path / "out")
-    (draft.folder / "file").write_text("ours")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(JobError, match="exists already"):
-        draft.publish()
-    assert list((tmp_path / "out").iterdir()) == []
-    draft.discard()
-
-
-def test_a_folder_whose_lock_was_lost_is_not_published(tmp_path, monkeypatch, caplog):
-    """Where a file system has no locks, the second of two jobs takes the first one's folder for a leftover."""
-
-    def no_locks(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    first = Draft(tmp_path / "out")
-    (first.folder / "file").write_text("first")
-    second = Draft(tmp_path / "out")
-    assert caplog.text.count("has no locks (Function not implemented)") == 2
-    (second.folder / "file").write_text("second")
-    with pytest.raises(FileNotFoundError):
-        (first.folder / "more").write_text("x")
-    with pytest.raises(JobError, match="another job has removed"):
-        first.publish()
-    first.discard()
-    second.publish()
-    assert (tmp_path / "out/file").read_text() == "second"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("left", ["lock", "lock and folder"])
-def test_what_is_left_beside_a_finished_export_is_cleared(tmp_path, left):
-    """A process that dies right after publishing leaves its lock; one that finds its place taken, its folder too."""
-    (tmp_path / "out").mkdir()
-    place = tmp_path / ".out.partial"
-    place.mkdir()
-    (place / "lock").write_text("")
-    if left == "lock and folder":
-        (place / "0123").mkdir()
-    clear_leftovers(tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_place_that_is_a_link_is_not_followed(tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "precious").write_text("x")
-    (tmp_path / ".out.partial").symlink_to(elsewhere)
-    with pytest.raises(JobError, match="cannot be created"):
-        Draft(tmp_path / "out")
-    assert (elsewhere / "precious").exists()
-
-
-def test_what_a_killed_process_left_is_cleared(tmp_path):
-    (tmp_path / ".out.partial").mkdir()
-    (tmp_path / ".out.partial/model.safetensors").write_text("from an earlier version of this package")
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "out")], stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(JobError, match="is being written by another process"):
-            Draft(tmp_path / "out")
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-    draft = Draft(tmp_path / "out")
-    assert list(draft.folder.iterdir()) == []
-    draft.discard()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -361,7 +241,7 @@ def test_a_job_does_not_start_from_a_tied_folder_with_another_output_layer(parse
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     outcome = parse_job(NATIVE.format(folder=folder, changes=f'backend = "{backend}"'), base="")
     assert outcome.status == 2
-    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json and differs" in outcome.message
+    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json but differs" in outcome.message
 
 
 def test_a_job_refuses_endless_layers_before_it_builds_them(parse_job, tmp_path):

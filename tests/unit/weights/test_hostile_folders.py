@@ -110,8 +110,14 @@ def shape_beyond_offsets(folder):
 
 
 def doubled_key(folder):
-    name = name_in(folder).encode()
-    edit_header(files(folder)[0], lambda raw: raw.rstrip()[:-1] + b',"' + name + b'":{}}', raw=True)
+    """Two valid entries of one name, of which safetensors itself takes the last."""
+
+    def edit(raw):
+        name = name_in(folder)
+        entry = json.dumps({name: json.loads(raw)[name]})[1:-1].encode()
+        return raw.rstrip()[:-1] + b"," + entry + b"}"
+
+    edit_header(files(folder)[0], edit, raw=True)
 
 
 def unknown_dtype(folder):
@@ -176,21 +182,21 @@ CASES = {
     leads_to_root: "names files outside the folder (/etc/passwd)",
     links_out: "outside.safetensors: is a symbolic link out of the folder",
     links_config_out: "config.json: is a symbolic link out of the folder",
-    truncated: "the file is truncated or wrong",
-    header_too_long: "a header of 9223372036854775808 bytes is announced",
-    overlapping: "inside the tensor that ends at",
-    out_of_range: "ends at byte 1099512152064 of 524288",
-    negative_offset: "has the impossible offsets [-8, 0]",
-    shape_beyond_offsets: "bytes and its offsets give it",
-    doubled_key: "twice",
-    unknown_dtype: "has the unknown dtype F13",
-    deep_header: "its header is not JSON",
+    truncated: "truncated or damaged",
+    header_too_long: "header too large",
+    overlapping: "invalid offset for tensor `",
+    out_of_range: "its header describes 10995121",
+    negative_offset: "'data_offsets': [-8, 0]}",
+    shape_beyond_offsets: "'shape': [1099511627776, 1099511627776]",
+    doubled_key: "its header has the key model.embed_tokens.weight twice",
+    unknown_dtype: "unknown variant `F13`",
+    deep_header: "invalid JSON in header",
     shard_absent: "names 1 files that are not there",
-    stored_elsewhere: "not where it says",
+    stored_elsewhere: "not in the file that the index names",
     not_listed: "stored but not listed",
-    config_is_a_list: "config.json: holds a list where an object was expected",
+    config_is_a_list: "config.json: must hold a JSON object, got a list",
     deep_config: "config.json: is not JSON",
-    index_is_a_list: "index.json: holds a list where an object was expected",
+    index_is_a_list: "index.json: must hold a JSON object, got a list",
     remote_code: "asks to run Python code",
     fifo: "extra.safetensors: is not a regular file",
     endless_layers: "num_hidden_layers: 1000000000 cannot be right",

@@ -9,7 +9,6 @@ Memory: ``gate_up_proj`` [E, 2F, D], ``down_proj`` [E, D, F].
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,11 +17,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hf_files.tensor_names import ROTARY_FREQUENCIES
 
 __all__ = ["Layout", "layout_of"]
-
-# Old exports carry the rotary frequencies as a tensor; the model computes them.
-_FREQUENCIES = re.compile(r"(.+\.)?rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,7 @@ class Layout:
 
     def ignores(self, name: str) -> bool:
         """Whether a file tensor without a place in the model is known to be redundant."""
-        return name in self.tied or _FREQUENCIES.fullmatch(name) is not None
+        return name in self.tied or ROTARY_FREQUENCIES.fullmatch(name) is not None
 
 
 def layout_of(model: PreTrainedModel) -> Layout:

@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_qwen3_trn.hf_files.headers import listed
+from torchtitan_qwen3_trn.hf_files.index import file_numbers
+from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.sharding import local_slice
-from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import file_numbers
 
 __all__ = ["HFStateDictAdapter"]
 

@@ -12,7 +12,6 @@ import math
 import re
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,20 +20,15 @@ from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.models.qwen3 import Qwen3Model
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter as StockAdapter
-from torchtitan.tools.logging import logger
 
-from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.hf_files.folder import read_json
+from torchtitan_qwen3_trn.hf_files.index import file_numbers
+from torchtitan_qwen3_trn.hf_files.tensor_names import ROTARY_FREQUENCIES, listed
 from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
 
-__all__ = ["Qwen3StateDictAdapter", "file_numbers"]
+__all__ = ["EXPERT_BIAS", "Qwen3StateDictAdapter", "moved_expert_biases"]
 
-_SHOWN = 5
 _EMBEDDING, _OUTPUT = "tok_embeddings.weight", "lm_head.weight"
-_EXPERT_BIAS = re.compile(r"layers\.(\d+)\.moe\.expert_bias_E")
-# Old exports carry the rotary frequencies as a tensor; the model computes them.
-_FREQUENCIES = re.compile(r"(.+\.)?rotary_emb\.inv_freq")
-_INDEX = "model.safetensors.index.json"
+EXPERT_BIAS = re.compile(r"layers\.(\d+)\.moe\.expert_bias_E")
 
 
 class Qwen3StateDictAdapter(StockAdapter):
@@ -68,9 +62,9 @@ class Qwen3StateDictAdapter(StockAdapter):
             ValueError: a tensor that Hugging Face's Qwen3 has no place for, or a load-balancing bias of the
                 router that is not zero (a zero one is left out).
         """
-        unknown = [key for key in state_dict if key not in self._hf_names and not _EXPERT_BIAS.fullmatch(key)]
+        unknown = [key for key in state_dict if key not in self._hf_names and not EXPERT_BIAS.fullmatch(key)]
         if unknown:
-            raise ValueError(f"no Hugging Face name for {_listed(unknown)} of the native Qwen3 model")
+            raise ValueError(f"no Hugging Face name for {listed(unknown)} of the native Qwen3 model")
         _refuse_moved_bias(state_dict)
         hf: dict[str, Any] = {}
         for key, value in state_dict.items():
@@ -97,7 +91,7 @@ class Qwen3StateDictAdapter(StockAdapter):
         self._validate_hf_rope_config(CosSinRoPE.Config)
         unknown = [name for name in hf_state_dict if name not in self._native_name and not self._ignored(name)]
         if unknown:
-            raise ValueError(f"no place in this Qwen3 model for {_listed(unknown)}")
+            raise ValueError(f"no place in this Qwen3 model for {listed(unknown)}")
         native: dict[str, Any] = {}
         experts: dict[str, dict[int, Any]] = {}
         for name, value in hf_state_dict.items():
@@ -124,7 +118,7 @@ class Qwen3StateDictAdapter(StockAdapter):
     def _ignored(self, name: str) -> bool:
         """Whether a published tensor is known to be redundant."""
         tied_output = self.model_config.enable_weight_tying and name == _OUTPUT
-        return tied_output or _FREQUENCIES.fullmatch(name) is not None
+        return tied_output or ROTARY_FREQUENCIES.fullmatch(name) is not None
 
     def _local_experts(self, key: str, value: DTensor) -> dict[str, Any]:
         """This rank's experts of a sharded [E, ...] tensor; remembers the sharding for `_stacked`."""
@@ -145,7 +139,7 @@ class Qwen3StateDictAdapter(StockAdapter):
         expected = range(*self.local_experts_indices.get(abstract, (0, len(everyone))))
         if lacking := [expert for expert in expected if expert not in parts]:
             names = [self._hf_names[key][expert] for expert in lacking]
-            raise ValueError(f"a part of {key} is missing: {_listed(names)}")
+            raise ValueError(f"a part of {key} is missing: {listed(names)}")
         origin = self._split.get(key)
         if origin is not None and _are_views(parts, origin, expected.start):
             return origin
@@ -212,54 +206,25 @@ def _abstract(key: str) -> tuple[str, str]:
     return key.replace(f".{layer}.", ".{}.", 1), layer
 
 
-def _refuse_moved_bias(state_dict: Mapping[str, Any]) -> None:
+def moved_expert_biases(state_dict: Mapping[str, Any]) -> dict[str, float]:
+    """Largest absolute value of each expert bias that is not zero, by key; the largest first, NaN before any number."""
     moved = {}
     for key, value in state_dict.items():
-        if not _EXPERT_BIAS.fullmatch(key):
+        if not EXPERT_BIAS.fullmatch(key):
             continue
         local = value.to_local() if isinstance(value, DTensor) else value
         if not local.is_meta and local.numel() and (largest := float(local.detach().abs().max())) != 0:
             moved[key] = largest
-    if moved:
-        # NaN is not larger than anything, and yet the worst.
-        key = max(moved, key=lambda each: (math.isnan(moved[each]), moved[each]))
+    # max() would pass over NaN, which compares false with any number.
+    return dict(sorted(moved.items(), key=lambda item: (math.isnan(item[1]), item[1]), reverse=True))
+
+
+def _refuse_moved_bias(state_dict: Mapping[str, Any]) -> None:
+    if moved := moved_expert_biases(state_dict):
+        key, largest = next(iter(moved.items()))
         raise ValueError(
             f"the load-balancing bias of the router has moved in {len(moved)} layers (furthest in {key}: "
-            f"{moved[key]:g}) and a Hugging Face checkpoint has no place for it; without it tokens would go to "
+            f"{largest:g}) and a Hugging Face checkpoint has no place for it; without it tokens would go to "
             "other experts. Keep torchtitan's own checkpoint format, or train with model.load_balance "
             '"aux_loss" or "none"'
         )
-
-
-def _listed(names: list[str]) -> str:
-    """Count and first names: ``3 tensors (a, b, c)``."""
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"{len(names)} tensor{'s' if len(names) != 1 else ''} ({shown})"
-
-
-def file_numbers(folder: str | None, names: set[str]) -> dict[str, int] | None:
-    """Which safetensors file, from 1, each of ``names`` goes to on export: as in ``folder``'s index.
-
-    ``None`` (one file) without such an index. The writer needs exactly the tensors there are and numbers
-    without holes: names the model has not are left out and files renumbered, and names the index has not
-    (``lm_head`` untied from the embedding) go to the last file.
-    """
-    if not folder:
-        return None
-    path = Path(folder, _INDEX)
-    if not path.is_file():
-        logger.info("no %s in %s: a Hugging Face export will be one file", _INDEX, folder)
-        return None
-    try:
-        weight_map = read_json(path).get("weight_map")
-    except JobError as error:
-        logger.warning("%s; a Hugging Face export will be one file", error.problems[0])
-        return None
-    if not isinstance(weight_map, dict):
-        logger.warning("%s has no weight_map: a Hugging Face export will be one file", path)
-        return None
-    files = {name: file for name, file in weight_map.items() if name in names}
-    if not files:
-        return None
-    numbers = {file: number for number, file in enumerate(sorted(set(files.values())), start=1)}
-    return {name: numbers[files[name]] if name in files else len(numbers) for name in sorted(names)}
