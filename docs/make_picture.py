@@ -47,16 +47,20 @@ def replaced(page: str) -> str:
 
 def picture() -> str:
     """The rooms and their imports as a Mermaid flow chart."""
-    graph = networkx.DiGraph((source, target) for source, target in imports() if not {source, target} & GROUND)
-    graph.add_nodes_from(set(rooms()) - GROUND)
+    lines = ["```mermaid", "flowchart TD"]
+    lines += [f"    {line}" for line in _arrows(frozenset(rooms()) - GROUND)]
+    lines += ['    subgraph ground ["ground: every room may import these"]', "        direction LR"]
+    lines += [f"        {line}" for line in _arrows(GROUND)]
+    return "\n".join([*lines, "    end", "```", ""])
+
+
+def _arrows(chosen: frozenset[str]) -> list[str]:
+    """The ``chosen`` rooms from top to bottom, then the imports between them that do not follow from others."""
+    graph = networkx.DiGraph(pair for pair in imports() if chosen.issuperset(pair))
+    graph.add_nodes_from(chosen)
     graph = networkx.transitive_reduction(graph)
     order = list(networkx.lexicographical_topological_sort(graph))
-    lines = ["```mermaid", "flowchart TD"]
-    lines += [f"    {room}" for room in order]
-    lines += [f"    {source} --> {target}" for source in order for target in sorted(graph.successors(source))]
-    lines += ['    subgraph ground ["ground: every room may import these"]', "        direction LR"]
-    lines += [f"        {room}" for room in sorted(GROUND)]
-    return "\n".join([*lines, "    end", "```", ""])
+    return order + [f"{source} --> {target}" for source in order for target in sorted(graph.successors(source))]
 
 
 def rooms_table() -> str:

@@ -40,12 +40,11 @@ INTRODUCTION = """\
 <!-- Written by docs/make_reference.py. Do not edit. -->
 
 Every section and key of a job file, with type, default and meaning. This page is generated from the configuration
-classes of this package and of torchtitan {torchtitan}; the texts of torchtitan's sections are torchtitan's own. Where
-they name a command-line option of torchtitan, it works with a job file too. [The job file](job_file.md) explains how
-the sections work together.
+classes of this package and of torchtitan {torchtitan}; the texts of torchtitan's sections are torchtitan's own
+(BSD-3-Clause, Meta Platforms and affiliates). [The job file](job_file.md) explains how the sections work together.
 
-"Unset" means that the key has no value unless the file or a flag gives one. Each key is also a flag:
-`[training] steps` is `--training.steps`.
+"Unset" means that the key has no value unless the file or a flag gives one. A key is also a flag: `[training] steps`
+is `--training.steps`. Tables in double brackets, such as `[[dataloader.sources]]`, have no flags.
 """
 
 SHORT_FORM = "Short form, one parameter group:"
@@ -167,7 +166,8 @@ def _default(value: Any) -> str:
 
 
 def _markdown(docs: str) -> str:
-    """A docstring as Markdown: what Markdown would read as markup, outside code, is escaped."""
+    """A docstring as Markdown: roles go, and what Markdown would read as markup, outside code, is escaped."""
+    docs = re.sub(r":\w+:`", "`", docs)
     pieces = re.split(r"(``.*?``|`[^`]*`)", docs, flags=re.DOTALL)
     return "".join(piece if piece.startswith("`") else re.sub(r"([*<\[\]])", r"\\\1", piece) for piece in pieces)
 

@@ -20,7 +20,7 @@ def check_tokenizer(config: JobConfig) -> list[Problem]:
     where, path = "model.hf_assets_path", Path(config.hf_assets_path)
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
-        fix = "download the tokenizer there (README, 'Weights in and out'), or leave the key out for the bundled one"
+        fix = "download the tokenizer there (docs/weights.md), or leave the key out for the bundled one"
         return [Problem(where, f"{path} {what}", fix)]
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         what = f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})"
