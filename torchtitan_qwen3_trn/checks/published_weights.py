@@ -19,8 +19,6 @@ from torchtitan_qwen3_trn.weights.folder_check import count_problems
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.config import JobConfig
 
-__all__ = ["check", "will_load_files"]
-
 
 def check(config: JobConfig) -> list[Problem]:
     """What keeps the files from being loaded as the weights of the job's model: all of it.

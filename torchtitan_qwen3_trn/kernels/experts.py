@@ -28,16 +28,6 @@ import torch
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 
-__all__ = [
-    "BlockPlan",
-    "block_count",
-    "block_plan",
-    "experts",
-    "experts_input_gradient",
-    "experts_weight_gradients",
-    "no_block_plan",
-]
-
 LIMITS = (
     Limit(size="D", multiple_of=128, reason="the contraction runs over whole tiles of 128"),
     Limit(size="F", multiple_of=128, reason="the contraction runs over whole tiles of 128"),

@@ -50,8 +50,6 @@ from torchtitan_qwen3_trn.kernels.expert_tiles_nki import (
     write_zeros,
 )
 
-__all__ = ["experts_input_gradient_kernel", "experts_kernel", "experts_weight_gradients_kernel"]
-
 
 @nki.jit
 def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_NS):

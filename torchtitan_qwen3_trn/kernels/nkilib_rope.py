@@ -25,8 +25,6 @@ from torchtitan_qwen3_trn.kernels.rope import (
     save_table,
 )
 
-__all__ = ["nkilib_rope", "nkilib_rope_backward"]
-
 _KERNEL = "nkilib.core.embeddings.rope_hf:rope_hf"
 
 

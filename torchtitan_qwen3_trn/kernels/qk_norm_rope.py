@@ -21,8 +21,6 @@ from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 from torchtitan_qwen3_trn.kernels.rope import _rotate, _rotate_back
 
-__all__ = ["TILE_ROWS", "qk_norm_rope", "qk_norm_rope_backward"]
-
 TILE_ROWS = 128
 """Positions whose weight gradients are summed in one row of the result. The reference sums consecutive ones. Which ones
 a kernel sums depends on the shapes, not on the number of cores."""

@@ -47,8 +47,6 @@ from torchtitan_qwen3_trn.kernels.rope_nki import (
     positions_per_partition,
 )
 
-__all__ = ["qk_norm_rope_backward_kernel"]
-
 GPSIMD_SHARE = (3, 4)
 """Heads that GpSimd rotates, as a fraction."""
 BANK_BYTES = 2048

@@ -30,8 +30,6 @@ from torchtitan_qwen3_trn.kernels.rope_nki import (
     positions_per_partition,
 )
 
-__all__ = ["qk_norm_rope_kernel"]
-
 
 @nki.jit
 def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps):

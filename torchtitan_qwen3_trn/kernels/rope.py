@@ -20,8 +20,6 @@ import torch
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 
-__all__ = ["rope", "rope_backward", "rope_fake", "rope_gradient", "save_table"]
-
 LIMITS = (
     Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),
     Limit(size="H", multiple_of=2, at_most=256, reason="a head is rotated as two halves"),

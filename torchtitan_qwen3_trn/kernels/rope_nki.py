@@ -23,8 +23,6 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-__all__ = ["rope_backward_kernel", "rope_kernel"]
-
 PARTITIONS = 128
 FLOAT32_BYTES = 4
 GPSIMD_SHARE = (5, 13)

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Routes", "combine_rows", "regroup_routes", "routes", "take_rows", "top_k"]
-
 _TILE = 128  # rows ranked by one triangular product; the width of the Tensor Engine
 
 

@@ -9,8 +9,6 @@ from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-__all__ = ["DescribedModelSpec", "hf_config_of"]
-
 
 @dataclass(kw_only=True)
 class DescribedModelSpec(ModelSpec):

@@ -13,15 +13,6 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.models.described_spec import hf_config_of
 
-__all__ = [
-    "asks_for_published_weights",
-    "expected_first_loss",
-    "expected_random_loss",
-    "global_loss",
-    "looks_random",
-    "report_random_first_loss",
-]
-
 logger = logging.getLogger(__name__)
 
 # A published model is several nats below random weights on any text it was made for.

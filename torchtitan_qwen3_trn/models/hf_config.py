@@ -18,8 +18,6 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import read_json
 from torchtitan_qwen3_trn.models.value_rules import head_dim, nearest, shown, value_problems
 
-__all__ = ["Rule", "config_differences", "first_lines", "from_folder"]
-
 # What a caller has against the values of a config.json; `Problem.where` is the key.
 Rule = Callable[[Mapping[str, Any]], list[Problem]]
 

@@ -15,8 +15,6 @@ from torchtitan_qwen3_trn.models.hf_config import Rule, config_differences, firs
 from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS, flavor
 from torchtitan_qwen3_trn.models.value_rules import expert_count, value_problems
 
-__all__ = ["MODEL_KEYS", "described", "with_changes"]
-
 # Fields of [model] that replace a value, and where Transformers keeps that value.
 MODEL_KEYS: Mapping[str, str] = {
     "vocab_size": "vocab_size",

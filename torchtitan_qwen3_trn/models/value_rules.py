@@ -19,19 +19,6 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 
 from torchtitan_qwen3_trn.errors import Problem
 
-__all__ = [
-    "LARGEST",
-    "LAYERS_AND_EXPERTS",
-    "counts",
-    "expert_count",
-    "expert_layers",
-    "head_dim",
-    "nearest",
-    "rotary_table",
-    "shown",
-    "value_problems",
-]
-
 # The largest value of a key that is built: at least six times that of any published model, so that what is larger is
 # a mistake or an attack. Published are 262,144 vocabulary entries (Gemma 3), width 16,384 with 126 layers, 128 heads
 # and a feed-forward of 53,248 (Llama 3.1 405B), 2,048 experts (Switch-C), 10,485,760 positions (Llama 4 Scout).

@@ -16,8 +16,6 @@ from torchtitan_qwen3_trn.models.hf_config import config_differences, from_folde
 from torchtitan_qwen3_trn.models.value_rules import LAYERS_AND_EXPERTS, counts
 from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
-__all__ = ["check_export", "count_problems", "layout_of_folder"]
-
 
 def check_export(folder: Path, config: PreTrainedConfig) -> list[Problem]:
     """What keeps ``folder`` from being a faithful export of the model ``config`` describes; the cheap checks only."""

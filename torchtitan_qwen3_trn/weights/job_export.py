@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from torchtitan_qwen3_trn.config import JobConfig
 
-__all__ = [
-    "ASSETS",
-    "destination",
-    "export_model",
-    "facts_of",
-    "is_export",
-    "keep_assets",
-    "without_expert_bias",
-]
-
 logger = logging.getLogger(__name__)
 
 # Folder inside a training checkpoint with what an export needs beside the weights.

@@ -31,8 +31,6 @@ from torchtitan_qwen3_trn.weights.job_export import ASSETS, without_expert_bias
 from torchtitan_qwen3_trn.weights.publish import Draft
 from torchtitan_qwen3_trn.weights.training_checkpoint import MetaModel, Route, TrainingCheckpoint, cause_of, meta_model
 
-__all__ = ["export_checkpoint", "import_folder", "read_tensor"]
-
 
 def export_checkpoint(
     checkpoint: Path,

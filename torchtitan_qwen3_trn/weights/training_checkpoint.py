@@ -29,8 +29,6 @@ from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS, Qwen3StateDictAdapter
 
-__all__ = ["MetaModel", "Route", "TrainingCheckpoint", "cause_of", "meta_model"]
-
 Route = Literal["native", "huggingface_v5"]
 
 _EMBEDDINGS: dict[Route, str] = {"native": "tok_embeddings.weight", "huggingface_v5": "model.embed_tokens.weight"}

@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import file_problem, links_out, require_folder, weight_files
 from torchtitan_qwen3_trn.hf_files.headers import DTYPES, check_tensors, read_headers
-from torchtitan_qwen3_trn.hf_files.index import INDEX, total_size_problems
+from torchtitan_qwen3_trn.hf_files..py import INDEX
+from torchtitan_qwen3_trn.hf_files.index import total_size_problems
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
 from torchtitan_qwen3_trn.models.hf_config import from_folder
@@ -35,8 +36,6 @@ from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.offline import read_tensor
 from torchtitan_qwen3_trn.weights.training_checkpoint import TrainingCheckpoint
-
-__all__ = ["Finding", "verify"]
 
 Outcome = Literal["ok", "failed", "skipped"]
 

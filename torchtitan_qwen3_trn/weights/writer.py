@@ -29,10 +29,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchtitan_qwen3_trn.hf_files.file_plan import FilePlan, Place, plan_files
-from torchtitan_qwen3_trn.hf_files.index import INDEX
+from torchtitan_qwen3_trn.hf_files..py import INDEX
 from torchtitan_qwen3_trn.hf_files.tensor_names import shape_differences
-
-__all__ = ["InPlaceWriter", "sha256_of"]
 
 # Bytes converted and written at a time.
 _WINDOW = 32 * 2**20

@@ -12,8 +12,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-__all__ = ["attention_kinds", "build", "build_on_meta"]
-
 # Transformers finds packed documents in the positions and builds a mask for them. For an attention function without a
 # mask function of its own it builds none: causal attention over the whole row.
 _MASK_FREE = "sdpa_without_document_mask"

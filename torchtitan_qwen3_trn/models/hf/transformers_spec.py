@@ -20,8 +20,6 @@ from torchtitan_qwen3_trn.models.hf.router_loss import has_router_loss
 from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
 from torchtitan_qwen3_trn.models.model_section import described
 
-__all__ = ["Experts", "model_spec_for"]
-
 logger = logging.getLogger(__name__)
 
 Experts = Literal["auto", "eager", "grouped_mm", "batched_mm"]

@@ -19,8 +19,6 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.models.value_rules import nearest
 
-__all__ = ["FLAVORS", "SEPARATE_QKV", "flavor"]
-
 _LONG = 262_144
 
 

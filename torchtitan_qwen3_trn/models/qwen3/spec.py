@@ -41,8 +41,6 @@ from torchtitan_qwen3_trn.models.qwen3.yarn_rope import YarnCosSinRoPE
 from torchtitan_qwen3_trn.models.value_rules import expert_layers, head_dim
 from torchtitan_qwen3_trn.overrides.fused_qk_norm import link
 
-__all__ = ["model_config", "model_spec", "parameter_count"]
-
 _Init = dict[str, Callable[..., Any]]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.models.value_rules import rotary_table, shown
 
-__all__ = ["unsupported"]
-
 _CLASSES = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 
 # Keys that change the computation: allowed values, and what any other value asks for. Absent and null are always
