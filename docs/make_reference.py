@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -107,7 +108,7 @@ def _activation_checkpoint(name: str, section: Any) -> Iterator[str]:
     mode = 'one of "none", "full", "selective", "memory_budget"'
     yield _entry("mode", mode, "selective", "What is recomputed in the backward pass. The other keys depend on it.")
     for label, policy in (("full", FullAC), ("selective", SelectiveAC), ("memory_budget", MemoryBudgetAC)):
-        yield f"\nWith `mode = \"{label}\"`:\n"
+        yield f'\nWith `mode = "{label}"`:\n'
         yield "\n".join(_keys(policy.Config())) + "\n"
 
 
@@ -190,7 +191,7 @@ def _docs_in_source(cls: type) -> dict[str, str]:
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     return {
         field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in zip(body, body[1:], strict=False)
+        for field, text in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)
