@@ -24,20 +24,19 @@ import json
 import math
 import resource
 import time
-from dataclasses import replace
 
 import torch
 from tokenizers import Tokenizer
 from torch import nn
+from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.assets import text_path, tokenizer_path
+from torchtitan_qwen3_trn.models.first_loss import expected_first_loss
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.config import from_architecture
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
 from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
-from torchtitan_qwen3_trn.models.qwen3.spec import expected_first_loss, model_config
+from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.overrides.document_sdpa import sdpa
 
 TOLERANCE = 0.05
@@ -47,15 +46,19 @@ CHUNK = 16384  # rows of the output projection in float32 at a time: 168 MB at 2
 def main() -> int:
     """Measure, print, and return the exit status."""
     args = _arguments()
-    arch = replace(flavor(args.flavor), max_seq_len=args.seq_len)
-    expected = expected_first_loss(arch)
+    hf_config = flavor(args.flavor, max_position_embeddings=args.seq_len)
+    vocab_size, width, std = hf_config.vocab_size, hf_config.hidden_size, hf_config.initializer_range
+    expected = expected_first_loss(vocab_size, width, std)
     torch.manual_seed(args.seed)
     began = time.perf_counter()
-    model = _in_bfloat16(*BUILDERS[args.backend](arch))
+    model = _in_bfloat16(*BUILDERS[args.backend](hf_config))
     print(f"{args.flavor}, {args.backend}: initialised in {time.perf_counter() - began:.0f} s")
-    print(f"expected first loss {expected:.4f} = ln({arch.vocab_size}) + {arch.init_std}^2 x {arch.dim} / 2")
+    print(f"expected first loss {expected:.4f} = ln({vocab_size}) + {std}^2 x {width} / 2")
 
-    rows = {"random tokens": _random_tokens(arch, args.seq_len), "bundled text": _text_tokens(arch, args.seq_len)}
+    rows = {
+        "random tokens": _random_tokens(hf_config, args.seq_len),
+        "bundled text": _text_tokens(hf_config, args.seq_len),
+    }
     began = time.perf_counter()
     with torch.no_grad():
         hidden_BLD = model(torch.stack(list(rows.values()))[:, :-1])
@@ -77,9 +80,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _native(arch: Architecture) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
+def _native(hf_config: PreTrainedConfig) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
     """torchtitan's model on meta; its embedding; its layers and final norm."""
-    config = model_config(arch)
+    config = model_config(hf_config)
     for layer in config.layers:
         layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
     with torch.device("meta"):
@@ -87,15 +90,14 @@ def _native(arch: Architecture) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
     return model, model.tok_embeddings, [*model.layers.values(), model.norm]
 
 
-def _huggingface(arch: Architecture) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
+def _huggingface(hf_config: PreTrainedConfig) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
     """Transformers' model on meta; its embedding; its layers and final norm."""
-    hf_config = from_architecture(arch)
     skeleton = build_on_meta(hf_config, document_mask=False, experts="eager")
     config = HFModel.Config(
         architecture=hf_config,
         layout=layout_of(skeleton),
         tensor_parallel_plan={},
-        vocab_size=arch.vocab_size,
+        vocab_size=hf_config.vocab_size,
         document_mask=False,
     )
     with torch.device("meta"):
@@ -126,18 +128,18 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def _random_tokens(arch: Architecture, seq_len: int) -> torch.Tensor:
-    return torch.randint(arch.vocab_size, (seq_len + 1,))
+def _random_tokens(hf_config: PreTrainedConfig, seq_len: int) -> torch.Tensor:
+    return torch.randint(hf_config.vocab_size, (seq_len + 1,))
 
 
-def _text_tokens(arch: Architecture, seq_len: int) -> torch.Tensor:
+def _text_tokens(hf_config: PreTrainedConfig, seq_len: int) -> torch.Tensor:
     """The first ``seq_len + 1`` tokens of the bundled text; a smaller vocabulary folds them."""
     tokenizer = Tokenizer.from_file(str(tokenizer_path() / "tokenizer.json"))
     ids: list[int] = []
     with sorted(text_path().glob("*.json"))[0].open(encoding="utf-8") as lines:
         while len(ids) <= seq_len:
             ids += tokenizer.encode(json.loads(next(lines))["text"]).ids
-    return torch.tensor(ids[: seq_len + 1]) % arch.vocab_size
+    return torch.tensor(ids[: seq_len + 1]) % hf_config.vocab_size
 
 
 def _measured(model: nn.Module, hidden_LD: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

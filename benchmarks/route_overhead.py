@@ -55,7 +55,6 @@ def hand_wired(steps: int) -> None:
     from torchtitan.trainer import Trainer
 
     from torchtitan_qwen3_trn import assets
-    from torchtitan_qwen3_trn.models.qwen3.architecture import with_changes
     from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
     from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
     from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
@@ -75,7 +74,7 @@ def hand_wired(steps: int) -> None:
     def config() -> Trainer.Config:
         stock = config_registry.qwen3_debugmodel()
         made = MaskedTrainer.Config(**{f.name: getattr(stock, f.name) for f in dataclasses.fields(stock)})
-        made.model_spec = model_spec(with_changes(flavor("debugmodel"), {"vocab_size": 4096}), flavor="debugmodel")
+        made.model_spec = model_spec(flavor("debugmodel", vocab_size=4096), flavor="debugmodel")
         made.loss.loss_fn.global_vocab_size = 4096
         made.training = dataclasses.replace(
             made.training,

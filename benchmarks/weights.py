@@ -184,10 +184,10 @@ def _write_to(parameters: Iterable[Any]) -> None:
 def import_hf(case: Case) -> dict[str, float]:
     """Into the model of the huggingface_v5 route, as torchtitan's checkpointer does it."""
     from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-    from torchtitan_qwen3_trn.models.hf.config import from_folder
     from torchtitan_qwen3_trn.models.hf.layout import layout_of
     from torchtitan_qwen3_trn.models.hf.model import HFModel
     from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
+    from torchtitan_qwen3_trn.models.hf_config import from_folder
 
     def load() -> None:
         config = from_folder(case.folder / "export")
@@ -200,12 +200,12 @@ def import_hf(case: Case) -> dict[str, float]:
 
 def import_native(case: Case) -> dict[str, float]:
     """Into the model of the native route, as torchtitan's checkpointer does it."""
-    from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+    from torchtitan_qwen3_trn.models.hf_config import from_folder
     from torchtitan_qwen3_trn.models.qwen3.spec import model_config
     from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
     def load() -> None:
-        ours = model_config(from_hf_config(read_hf_config(case.folder / "export")))
+        ours = model_config(from_folder(case.folder / "export"))
         _load(ours, Qwen3StateDictAdapter(ours, None), case.folder / "export")
 
     return measured(load)

@@ -59,7 +59,7 @@ def after_step(config: JobConfig, trainer: Trainer, step: int, local_loss: torch
         return
     balancing.log_router_loss(trainer.model_parts, trainer.parallel_dims, trainer.device, log)
     if step == 1 and first_loss.asks_for_published_weights(config):
-        expected = transformers_spec.expected_random_loss(config)
+        expected = first_loss.expected_random_loss(config.model_spec)
         first_loss.report_random_first_loss(config, local_loss, trainer.parallel_dims, expected)
 
 

@@ -16,8 +16,6 @@ from torchtitan.components.validate import Validator
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.launch import end_with
 
-__all__ = ["NotifyingCheckpointManager", "PluginValidator"]
-
 
 class NotifyingCheckpointManager(CheckpointManager):
     """Stock's checkpoint manager, which reports saved checkpoints, and failures as messages instead of tracebacks."""

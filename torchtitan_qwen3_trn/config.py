@@ -11,8 +11,6 @@ from torchtitan.trainer import Trainer
 
 from torchtitan_qwen3_trn.components import NotifyingCheckpointManager, PluginValidator
 
-__all__ = ["TOP_LEVEL_HOMES", "JobConfig", "JobOptions", "ModelOptions", "OptimizerOptions", "PluginsConfig"]
-
 TOP_LEVEL_HOMES = {"dump_folder": "job", "hf_assets_path": "model"}
 """Two fields that stock keeps outside every section, and the section a job file has them in."""
 

@@ -16,8 +16,6 @@ from torchtitan_qwen3_trn.launch import end_with, launcher_problems, output_of_r
 from torchtitan_qwen3_trn.plugins import load_plugins_of
 from torchtitan_qwen3_trn.trainer import PluginTrainer
 
-__all__ = ["parse"]
-
 
 def parse(args: list[str], parse_like_stock: Callable[..., Any]) -> Any:
     """The configuration that ``args`` describe; a job that cannot run ends the process with a message.

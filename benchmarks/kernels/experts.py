@@ -1,6 +1,6 @@
 """Grouped experts on one logical core of Trainium2 (LNC 2): bytes and modelled time, as ratios to the least possible.
 
-    python benchmarks/kernels/experts.py
+    python -m benchmarks.kernels.experts
 
 Sizes of Qwen3-30B-A3B's experts, 64 of them on the core: T = 4096 tokens, K = 4, D = 2048, F = 768, bfloat16. Loops
 run over experts and over tiles (forward, input gradient) or blocks (weight gradients) of their rows, and do the same
@@ -11,17 +11,14 @@ rounds. See model.py for what "modelled" means. Free slots of a tile count as mo
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import model
 import torch
-from model import Work
+
+from benchmarks.kernels import model
+from benchmarks.kernels.model import Work
 
 from torchtitan_qwen3_trn.kernels import experts_nki as nki_experts  # isort: skip  (imports nki, which model provides)
 from torchtitan_qwen3_trn.kernels.experts import block_plan

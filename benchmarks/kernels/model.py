@@ -13,14 +13,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import nki_emulator
 from nki_emulator import cost, launch

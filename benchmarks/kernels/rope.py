@@ -1,6 +1,6 @@
 """RoPE and QK-norm with RoPE on one logical core of Trainium2 (LNC 2): bytes and modelled time, as ratios.
 
-    python benchmarks/kernels/rope.py [--nki-library CHECKOUT] [--length 4096]
+    python -m benchmarks.kernels.rope [--nki-library CHECKOUT] [--length 4096]
 
 With a checkout of https://github.com/aws-neuron/nki-library its `rope_hf` is run too, with the four changes of layout
 that torchtitan's tensors need around it, reading torchtitan's own float32 cache of 2 H numbers per position; ours reads
@@ -16,13 +16,12 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import model
 import torch
-from model import hbm_bytes, microseconds
 
-import apart  # isort: skip  (imports nki, which model provides)
+from benchmarks.kernels import model
+from benchmarks.kernels.model import hbm_bytes, microseconds
+
+from benchmarks.kernels import apart  # isort: skip  (imports nki, which model provides)
 from torchtitan_qwen3_trn.kernels import qk_norm_rope_nki as nki_qk_norm_rope  # isort: skip
 from torchtitan_qwen3_trn.kernels import qk_norm_rope_backward_nki as nki_qk_norm_rope_backward  # isort: skip
 from torchtitan_qwen3_trn.kernels import rope_nki as nki_rope  # isort: skip

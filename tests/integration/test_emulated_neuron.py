@@ -47,7 +47,7 @@ JOB = EXAMPLE + SMALL.format(device="cpu") + SMALL.format(device="neuron")
 """The example, on both devices at sizes for an emulator and in float32."""
 
 NEURON = {
-    "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tests/emulated_neuron/site'}",
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/emulated_neuron/site'}",
     "NEURON_LOGICAL_NC_CONFIG": "2",
 }
 

@@ -4,15 +4,15 @@ The widths are those of published models, the depth is two layers and the vocabu
 to the largest magnitude in Transformers' tensor: max|a - b| / max|b|.
 """
 
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torchtitan.models.common.moe import GroupedExperts
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture, Yarn
-from torchtitan_qwen3_trn.models.qwen3.flavors import FLAVORS
+from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
@@ -25,7 +25,7 @@ FLOAT32 = 1e-4
 # up to 2^-9 = 0.2 %; a gradient passes through about ten such roundings. Seen: logits 0.1 %, gradients 1.2 %.
 BFLOAT16 = 2e-2
 
-CUT = {"n_layers": 2, "vocab_size": 4096, "max_seq_len": 64}
+CUT = {"num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 64}
 TOKENS = 48
 
 
@@ -42,38 +42,9 @@ class Float32Experts(GroupedExperts):
         return torch.cat([(torch.nn.functional.silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, w1, w2, w3 in experts])
 
 
-def transformers_model(arch: Architecture):
-    numbers = {
-        "vocab_size": arch.vocab_size,
-        "hidden_size": arch.dim,
-        "num_hidden_layers": arch.n_layers,
-        "num_attention_heads": arch.n_heads,
-        "num_key_value_heads": arch.n_kv_heads,
-        "head_dim": arch.head_dim,
-        "intermediate_size": arch.hidden_dim,
-        "max_position_embeddings": arch.max_seq_len,
-        "tie_word_embeddings": arch.enable_weight_tying,
-        "rope_parameters": {"rope_type": "default", "rope_theta": arch.rope_theta},
-        "attn_implementation": "sdpa",
-    }
-    if arch.yarn is not None:
-        numbers["rope_parameters"] = {
-            "rope_type": "yarn",
-            "rope_theta": arch.rope_theta,
-            "factor": arch.yarn.factor,
-            "original_max_position_embeddings": arch.yarn.original_max_position_embeddings,
-        }
-    if not arch.num_experts:
-        return Qwen3ForCausalLM(Qwen3Config(**numbers))
-    experts = {
-        "num_experts": arch.num_experts,
-        "num_experts_per_tok": arch.top_k,
-        "moe_intermediate_size": arch.moe_hidden_dim,
-        "norm_topk_prob": arch.norm_topk_prob,
-        "mlp_only_layers": list(arch.mlp_only_layers),
-        "experts_implementation": "eager",
-    }
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **experts))
+def transformers_model(hf_config):
+    options = {"experts_implementation": "eager"} if hf_config.model_type == "qwen3_moe" else {}
+    return AutoModelForCausalLM.from_config(copy.deepcopy(hf_config), attn_implementation="sdpa", **options)
 
 
 def by_published_name(tensors):
@@ -94,15 +65,15 @@ def by_published_name(tensors):
     return published
 
 
-def pair(arch: Architecture, experts=None, rope=None):
+def pair(hf_config, experts=None, rope=None):
     """Transformers' model with random weights, and the native one with the same weights through the adapter."""
     torch.manual_seed(0)
-    reference = transformers_model(arch)
+    reference = transformers_model(hf_config)
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             if "norm" in name:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    config = model_config(arch)
+    config = model_config(hf_config)
     for layer in config.layers:
         layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
         if rope is not None:
@@ -143,11 +114,11 @@ def difference(a, b):
     return ((a - b).abs().max() / b.abs().max()).item()
 
 
-def compare(arch, positions, tolerance=FLOAT32, experts=None, rope=None):
+def compare(hf_config, positions, tolerance=FLOAT32, experts=None, rope=None):
     """Assert that logits and all gradients agree; returns what both routers chose, by layer."""
-    reference, native, adapter = pair(arch, experts, rope)
+    reference, native, adapter = pair(hf_config, experts, rope)
     generator = torch.Generator().manual_seed(1)
-    tokens, targets = torch.randint(arch.vocab_size, (2, *positions.shape), generator=generator)
+    tokens, targets = torch.randint(hf_config.vocab_size, (2, *positions.shape), generator=generator)
     routers = [layer for layer, block in enumerate(native.layers.values()) if block.moe_enabled]
     chosen = {
         "reference": outputs_of([reference.model.layers[layer].mlp.gate for layer in routers]),
@@ -179,16 +150,16 @@ def from_zero(length=TOKENS, batch=2):
 
 @pytest.mark.slow
 def test_the_4b_widths_tied():
-    compare(replace(FLAVORS["4B"], **CUT), from_zero(batch=1))
+    compare(flavor("4B", **CUT), from_zero(batch=1))
 
 
 def test_an_untied_model():
-    compare(replace(FLAVORS["0.6B"], **CUT, enable_weight_tying=False), from_zero())
+    compare(flavor("0.6B", **CUT, tie_word_embeddings=False), from_zero())
 
 
 def test_documents_packed_into_one_row():
     """Transformers, too, starts a document where the position falls back to 0."""
-    compare(replace(FLAVORS["0.6B"], **CUT), torch.cat([from_zero(20), from_zero(7), from_zero(21)], dim=1)[:1])
+    compare(flavor("0.6B", **CUT), torch.cat([from_zero(20), from_zero(7), from_zero(21)], dim=1)[:1])
 
 
 ROPES = pytest.mark.parametrize("rope", [None, gather_free_rope], ids=["table", "gather-free"])
@@ -196,32 +167,33 @@ ROPES = pytest.mark.parametrize("rope", [None, gather_free_rope], ids=["table", 
 
 @ROPES
 def test_positions_beyond_40960_with_the_base_of_the_2507_models(rope):
-    arch = replace(FLAVORS["0.6B"], **{**CUT, "max_seq_len": 262_144}, rope_theta=5e6)
-    compare(arch, from_zero(batch=1) + 262_144 - TOKENS, rope=rope)
+    hf_config = flavor("0.6B", **{**CUT, "max_position_embeddings": 262_144}, rope_theta=5e6)
+    compare(hf_config, from_zero(batch=1) + 262_144 - TOKENS, rope=rope)
 
 
 @ROPES
 def test_yarn_with_its_attention_factor_at_stretched_positions(rope):
-    yarn = Yarn(factor=4.0, original_max_position_embeddings=32_768)
-    arch = replace(FLAVORS["0.6B"], **{**CUT, "max_seq_len": 131_072}, yarn=yarn)
-    compare(arch, from_zero(batch=1) + 131_072 - TOKENS, rope=rope)
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32_768}
+    hf_config = flavor("0.6B", **{**CUT, "max_position_embeddings": 131_072}, rope_parameters=yarn)
+    compare(hf_config, from_zero(batch=1) + 131_072 - TOKENS, rope=rope)
 
 
-A3B = replace(FLAVORS["30B-A3B"], **CUT, num_experts=8, top_k=4)
+A3B = {**CUT, "num_experts": 8, "num_experts_per_tok": 4}
 
 
 @pytest.mark.slow
 def test_experts_at_the_30b_a3b_widths():
-    same_choices(compare(A3B, from_zero(batch=1), experts=Float32Experts))
+    same_choices(compare(flavor("30B-A3B", **A3B), from_zero(batch=1), experts=Float32Experts))
 
 
 @pytest.mark.parametrize("norm_topk_prob", [True, False])
 def test_experts_and_dense_layers_mixed(norm_topk_prob):
-    arch = replace(A3B, dim=256, n_layers=3, hidden_dim=384, mlp_only_layers=(1,), norm_topk_prob=norm_topk_prob)
-    same_choices(compare(arch, from_zero(), experts=Float32Experts))
+    sizes = {"hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 384, "mlp_only_layers": [1]}
+    hf_config = flavor("30B-A3B", **A3B | sizes | {"norm_topk_prob": norm_topk_prob})
+    same_choices(compare(hf_config, from_zero(), experts=Float32Experts))
 
 
 def test_stock_experts_in_bfloat16():
     """The layer with experts comes first, so its router sees what Transformers' sees and must choose the same."""
-    arch = replace(A3B, dim=1024, mlp_only_layers=(1,), hidden_dim=3072)
-    same_choices(compare(arch, from_zero(), tolerance=BFLOAT16))
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "mlp_only_layers": [1]}
+    same_choices(compare(flavor("30B-A3B", **A3B | sizes), from_zero(), tolerance=BFLOAT16))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import pytest
+import torch
 from conftest import TINY_MODEL
 
 from torchtitan_qwen3_trn import hooks, routes
@@ -292,6 +294,125 @@ def test_route_needs_plugins_that_are_not_installed(monkeypatch):
     monkeypatch.setattr(routes, "NATIVE", (*routes.NATIVE, "absent-plugin"))
     _, problems = choose("native", [], [])
     assert "absent-plugin" in str(problems[0])
+
+
+ROUTE = """
+from dataclasses import dataclass
+from torchtitan_qwen3_trn.hooks import hookimpl
+from torchtitan_qwen3_trn.models.qwen3 import native_spec
+
+@dataclass(kw_only=True)
+class Options:
+    greeting: str = "hello"
+
+@hookimpl
+def adjust_config(config, options):
+    config.job.description = options.greeting
+
+@hookimpl
+def model_spec(config):
+    return native_spec.model_spec_for(config)
+"""
+
+
+def test_a_route_of_another_distribution_is_accepted_and_brings_its_plugins(parse_job, install_plugin):
+    install_plugin("other-model", ROUTE, routes={"other": ("other-model", "sdpa")})
+    outcome = parse_job('[plugins.other-model]\ngreeting = "hi"\n', "--model.backend", "other")
+    assert outcome.status is None, outcome.message
+    assert outcome.job.plugins.names == ["other-model", "sdpa"]
+    assert outcome.config.job.description == "hi"
+
+
+def test_an_unknown_route_is_reported_with_those_installed(parse_job, install_plugin):
+    install_plugin("other-model", ROUTE, routes={"other": ("other-model", "sdpa")}, module="unused_other_model")
+    outcome = parse_job("", "--model.backend", "natvie")
+    assert outcome.status == 2
+    assert "model.backend: no route is called 'natvie'; did you mean 'native'? installed are [" in outcome.message
+    assert "'huggingface_v5', 'native', 'nki_moe', 'other'" in outcome.message
+    assert "unused_other_model" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("3", ["is 3", "must be a sequence of plugin names"]), ("no_such_name", ["cannot be read", "NameError"])],
+)
+def test_a_route_that_cannot_be_read_is_named_with_its_distribution(parse_job, install_plugin, value, words):
+    site = install_plugin("odd", IMPORT, routes={"odd": ()}, module=f"odd_{value}")
+    (site / f"odd_{value}_routes.py").write_text(f"odd = {value}\n")
+    outcome = parse_job("", "--model.backend", "odd")
+    assert outcome.status == 2
+    for word in ("route odd (odd-dist 1.2.3)", *words):
+        assert word in outcome.message
+
+
+def test_two_distributions_with_one_route_name_are_refused(parse_job, install_plugin):
+    for number in (1, 2):
+        install_plugin("x", IMPORT, routes={"same": ("x",)}, distribution=f"dist{number}", module=f"same_{number}")
+    outcome = parse_job("", "--model.backend", "same")
+    assert outcome.status == 2
+    assert "route same: is provided by" in outcome.message
+
+
+RECORDER = """
+from dataclasses import dataclass
+from torchtitan_qwen3_trn.hooks import hookimpl
+
+@dataclass(kw_only=True)
+class Options:
+    mark: str = "default"
+
+seen = {}
+"""
+
+
+def recorder() -> str:
+    """A plugin that implements every hook and remembers the arguments of each."""
+    source = RECORDER
+    for name in hook_names():
+        arguments = ", ".join(inspect.signature(getattr(hooks, name)).parameters)
+        result = "[]" if name in ("node_overrides", "check_job") else "None"
+        source += f"\n@hookimpl\ndef {name}({arguments}):\n    seen['{name}'] = dict(locals())\n    return {result}\n"
+    return source
+
+
+def test_every_hook_is_called_on_a_plugin_of_another_distribution_with_its_options(parse_job, install_plugin):
+    install_plugin("recorder", recorder(), module="recorder_module")
+    outcome = parse_job('[plugins]\nenable = ["recorder"]\n[plugins.recorder]\nmark = "mine"\n')
+    assert outcome.status is None, outcome.message
+    alone, _ = load(installed_plugins()["recorder"])
+    arguments = dict.fromkeys(("inputs", "extra_kwargs", "trainer", "step", "local_loss", "log"))
+    for hook in ("model_inputs", "after_step", "checkpoint_saved", "training_ended"):
+        alone.call(hook, outcome.config, **arguments)
+    seen = sys.modules["recorder_module"].seen
+    assert set(seen) == set(hook_names())
+    for name, arguments in seen.items():
+        assert arguments["options"].mark == "mine", name
+        assert isinstance(arguments["config"], JobConfig), name
+
+
+def test_an_implementation_may_take_no_argument_at_all(parse_job, install_plugin):
+    source = IMPORT + "calls = []\n@hookimpl\ndef adjust_config(): calls.append(1)\n"
+    install_plugin("terse", source, module="terse_hooks")
+    assert parse_job('[plugins]\nenable = ["terse"]\n').status is None
+    assert sys.modules["terse_hooks"].calls == [1]
+
+
+def test_hook_wrappers_are_refused(parse_job, install_plugin):
+    source = IMPORT + "@hookimpl(wrapper=True)\ndef check_job(config):\n    return (yield)\n"
+    install_plugin("wrapping", source, module="wrapping_module")
+    outcome = parse_job('[plugins]\nenable = ["wrapping"]\n')
+    assert outcome.status == 2
+    assert "plugin wrapping (wrapping-dist 1.2.3): hook wrappers are not supported" in outcome.message
+
+
+def test_metrics_of_a_step_go_to_console_and_loggers_when_the_step_is_due(caplog):
+    written = []
+    write = lambda values, step: written.append((values, step))  # noqa: E731
+    with caplog.at_level("INFO"):
+        hooks.StepLog(step=4, due=True, write=write)({"balance": torch.tensor(0.25)})
+        hooks.StepLog(step=5, due=False, write=write)({"balance": 1.0})
+    assert written == [({"balance": 0.25}, 4)]
+    assert [record.getMessage() for record in caplog.records] == ["step:  4  balance:  0.25000"]
 
 
 def test_every_hook_documents_its_contract():

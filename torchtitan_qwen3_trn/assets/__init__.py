@@ -1,4 +1,4 @@
-"""The bundled tokenizer and text, and the script that makes them (``make.py``)."""
+"""A small tokenizer and a small text for tests, examples and smoke runs. ``tools/bundled_text`` makes both."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def tokenizer_path() -> Path:
-    """The folder with the bundled tokenizer's files, fit for ``--hf_assets_path`` and ``AutoTokenizer``."""
+    """The folder with the bundled tokenizer, for ``--hf_assets_path`` and ``AutoTokenizer.from_pretrained``."""
     return Path(__file__).parent / "tokenizer"
 
 
 def text_path() -> Path:
-    """The folder with the bundled text, fit for ``--dataloader.dataset_path`` with dataset ``c4_test``."""
+    """The folder with the bundled text, for ``--dataloader.dataset_path`` with the dataset ``c4_test``."""
     return Path(__file__).parent / "c4_test"

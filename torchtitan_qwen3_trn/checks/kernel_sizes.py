@@ -15,8 +15,6 @@ from torchtitan_qwen3_trn.kernels.limits import JobSize, violations
 from torchtitan_qwen3_trn.kernels.operator import KernelUnavailableError, Operator, logical_core_size
 from torchtitan_qwen3_trn.launch import Machine, is_rank_zero
 
-__all__ = ["attention_sizes", "check_experts", "expert_sizes", "fusion_problems", "kernel_problems", "uses_kernel"]
-
 logger = logging.getLogger(__name__)
 
 

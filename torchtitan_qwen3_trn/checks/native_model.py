@@ -10,8 +10,7 @@ from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan_qwen3_trn.checks.model_limits import check_memory, check_positions, check_vocabulary, divisors
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
-from torchtitan_qwen3_trn.models.qwen3.native_spec import described
-from torchtitan_qwen3_trn.models.qwen3.sizes import parameter_counts
+from torchtitan_qwen3_trn.models.qwen3.spec import parameter_count
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.config import JobConfig
@@ -30,7 +29,7 @@ def check(config: JobConfig, machine: Machine) -> list[Problem]:
         *_tying(config, model),
         *check_vocabulary(config, model.vocab_size),
         *_export(config, model),
-        *check_memory(parameter_counts(described(config)[1])[0], config, machine),
+        *check_memory(parameter_count(model), config, machine),
     ]
 
 

@@ -16,8 +16,6 @@ from torchtitan_qwen3_trn.errors import Problem, show
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.config import JobConfig
 
-__all__ = ["check_groups_against_model", "check_optimizer"]
-
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "Adam": torch.optim.Adam,
     "AdamW": torch.optim.AdamW,

@@ -10,15 +10,14 @@ from torchtitan_qwen3_trn.checks.checkpoints import newest_checkpoint
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.headers import check_tensors, read_headers
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
+from torchtitan_qwen3_trn.models.described_spec import hf_config_of
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.config import from_folder, hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
-from torchtitan_qwen3_trn.weights.folder_check import config_differences, count_problems
+from torchtitan_qwen3_trn.models.hf_config import config_differences, from_folder
+from torchtitan_qwen3_trn.weights.folder_check import count_problems
 
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.config import JobConfig
-
-__all__ = ["check", "will_load_files"]
 
 
 def check(config: JobConfig) -> list[Problem]:
@@ -51,7 +50,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
         if found and (folder / "config.json").exists() and (problems := count_problems(folder, len(found))):
             yield from problems
             return
-        wanted = hf_config_for(config)[1]
+        wanted = hf_config_of(config.model_spec)
         if (folder / "config.json").exists():
             where, fix = str(folder / "config.json"), "change [model], or load the weights of the model it describes"
             for difference in config_differences(from_folder(folder), wanted):

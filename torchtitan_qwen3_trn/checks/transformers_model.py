@@ -18,8 +18,6 @@ from torchtitan_qwen3_trn.models.hf.tensor_parallel import unknown_styles
 if TYPE_CHECKING:
     from torchtitan_qwen3_trn.config import JobConfig
 
-__all__ = ["check"]
-
 
 def check(config: JobConfig, machine: Machine) -> list[Problem]:
     """Degrees, sequence length, attention, vocabulary, memory."""

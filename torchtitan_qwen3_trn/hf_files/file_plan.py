@@ -16,8 +16,6 @@ from pydantic import ByteSize, TypeAdapter
 
 from torchtitan_qwen3_trn.hf_files.headers import DTYPES
 
-__all__ = ["FilePlan", "Place", "natural_order", "parse_size", "plan_files"]
-
 _SIZE = re.compile(r"[0-9]{1,12}\s*[KMG]I?B", re.IGNORECASE)
 # safetensors pads its header with spaces so that tensors start at a multiple of this.
 _ALIGNMENT = 8

@@ -9,8 +9,6 @@ from typing import Any
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-__all__ = ["file_problem", "links_out", "read_json", "require_folder", "weight_files"]
-
 # The largest published config.json and index files have a few megabytes.
 _JSON_LIMIT = 64 * 2**20
 

@@ -23,8 +23,6 @@ from torchtitan_qwen3_trn.hf_files.folder import weight_files
 from torchtitan_qwen3_trn.hf_files.index import index_problems
 from torchtitan_qwen3_trn.hf_files.tensor_names import clipped, listed, shape_differences
 
-__all__ = ["DTYPES", "TensorHeader", "check_tensors", "parse_header", "read_headers"]
-
 # Types of weights that can be trained, by safetensors' names.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # safetensors' own limit for a header, in bytes.

@@ -12,8 +12,6 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import read_json
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed, shortened
 
-__all__ = ["INDEX", "file_numbers", "index_problems", "total_size_problems"]
-
 logger = logging.getLogger(__name__)
 
 _SAME_REVISION = "download index and files from the same revision"

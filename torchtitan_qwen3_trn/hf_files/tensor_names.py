@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["ROTARY_FREQUENCIES", "clipped", "listed", "shape_differences", "shortened"]
-
 # Old exports contain the rotary frequencies as a tensor; models compute them.
 ROTARY_FREQUENCIES = re.compile(r"(.+\.)?rotary_emb\.inv_freq")
 

@@ -11,8 +11,6 @@ from safetensors import safe_open
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hf_files.headers import TensorHeader
 
-__all__ = ["tying_problems"]
-
 # Rows compared at a time; a row has the model's width.
 _ROWS = 4096
 

@@ -13,8 +13,6 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-__all__ = ["WindowedReader"]
-
 # Elements read before the files are closed again: 16 MiB of bfloat16.
 _WINDOW = 8 * 1024 * 1024
 _MOST_THREADS = 4

@@ -1,5 +1,6 @@
-"""Job files: from TOML to a checked trainer configuration.
+"""From a job file to a job that is ready to train.
 
-``manager`` is where ``torchtitan.train`` enters; ``reader`` and ``legacy`` give a table in today's keys, ``sections``
-and ``schema`` lay it over the configuration, ``prepare`` and ``checks`` decide whether it can run.
+In the order in which a job goes through them: ``command_line`` takes the flags, ``job_file`` and ``legacy`` read the
+file in today's keys, ``sections`` and ``values`` lay it over the configuration that ``configuration`` builds,
+``prepare`` plans model and overrides (``override_plan``) and asks the questions of ``checks``.
 """

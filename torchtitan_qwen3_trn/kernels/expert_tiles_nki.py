@@ -1,6 +1,6 @@
-"""What the experts' kernels share: shares of the cores, bounds of an expert's tiles, rows and weights on and off chip.
+"""Helpers of the experts' kernels: the work of each core, the tiles of an expert, loading and storing rows and weights.
 
-Shape suffixes are those of `nki_experts`. Written for the language subset of nki 0.6; imported only where `nki` is.
+Shape suffixes are those of `experts_nki`. Written for the language subset of nki 0.6; imported only where `nki` is.
 """
 
 import nki.isa as nisa
@@ -11,11 +11,11 @@ from torchtitan_qwen3_trn.kernels.rope_nki import bytes_of
 TILE = 128
 """Partitions; rows of a tile."""
 MOVING = 512
-"""Columns a matmul streams, and float32 elements of a PSUM bank."""
+"""Most moving columns of a matmul, and float32 elements of a PSUM bank."""
 BANK_BYTES = 2048
 WEIGHT_BUDGET = 128 * 1024
-"""Bytes per partition for the weights of two experts, the one at work and the next. Wider weights are worked on in
-parts, with a pass over the rows for each."""
+"""Bytes per partition for the weights of two experts, the current and the next. Wider weights are processed in parts,
+with one pass over the rows for each."""
 ACCUMULATOR_BUDGET = 120 * 1024
 """Bytes per partition for the weight gradients of one expert: float32 sums, and their copy in the weights' dtype."""
 
@@ -50,7 +50,7 @@ def store_tiles(target, tiles, engine):
 
 
 def share_of_core(size):
-    """The part of a dimension that belongs to this core: all, or one of two halves."""
+    """The part of a dimension that this core computes, all or one half, as (start, stop)."""
     share = size // nl.num_programs()
     return nl.program_id(0) * share, (nl.program_id(0) + 1) * share
 
@@ -69,7 +69,7 @@ def in_tiles(row_NS):
 
 
 def tile_bounds(counts_E, first_block_E2, row_NS):
-    """Each expert's first tile and the one past its last with rows, (1, E + 1) int32 in SBUF.
+    """Each expert's first tile, and the tile after its last one that has rows: two (1, E + 1) int32 rows in SBUF.
 
     The last entries bound the tiles of rows without expert.
     """
@@ -132,14 +132,14 @@ def rows_at(tensor, index_T1, start, width):
 
 
 def gather(source, index_T1, start, width):
-    """Indexed rows in a new tile, (T, width); free slots hold anything."""
+    """Indexed rows in a new tile, (T, width); unused slots are undefined."""
     tile = nl.ndarray((TILE, width), dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=rows_at(source, index_T1, start, width), oob_mode=nisa.oob_mode.skip)
     return tile
 
 
 def gather_or_zero(source, index_T1, start, width):
-    """Indexed rows in a new tile, (T, width); zeros in free slots."""
+    """Indexed rows in a new tile, (T, width); zeros in unused slots."""
     tile = nl.ndarray((TILE, width), dtype=source.dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
     nisa.dma_copy(dst=tile, src=rows_at(source, index_T1, start, width), oob_mode=nisa.oob_mode.skip)
@@ -147,7 +147,7 @@ def gather_or_zero(source, index_T1, start, width):
 
 
 def scatter(target, index_T1, tile, start):
-    """Write a tile to the indexed rows of a matrix in HBM, from column ``start`` on; free slots are not written."""
+    """Write a tile to the indexed rows of a matrix in HBM, from column ``start`` on; unused slots are not written."""
     nisa.dma_copy(dst=rows_at(target, index_T1, start, tile.shape[1]), src=tile, oob_mode=nisa.oob_mode.skip)
 
 
@@ -199,7 +199,7 @@ def transpose(x_TD):
 
 
 def transpose_into(x_PKT, x_TD, start):
-    """Transpose rows on the Tensor Engine into columns ``start`` on of every K; one copy empties a PSUM bank."""
+    """Transpose rows on the Tensor Engine into columns ``start`` on of every K, with one copy from each PSUM bank."""
     rows, columns = x_TD.shape
     per_bank = BANK_BYTES // (TILE * bytes_of(x_TD.dtype))
     for part in chunks(columns // TILE, per_bank):

@@ -1,4 +1,4 @@
-"""Grouped SwiGLU experts: every routed token through its own expert, none dropped, all shapes static.
+"""Grouped SwiGLU experts: every routed token is computed by its expert, none is dropped, all shapes are static.
 
 Shape suffixes: R rows (routed tokens, sorted by expert, then rows that belong to no expert), D model dimension, F
 hidden dimension of an expert, E experts, N blocks, S rows of a block.
@@ -11,11 +11,12 @@ With W1, W3 ``(F, D)`` and W2 ``(D, F)`` of a row's expert, as in torchtitan's `
 
 Products are accumulated in float32. Kernels compute silu and its neighbours in float32 from the stored g and u, and
 round what they store once to the dtype of ``x``; the references round after each elementwise step and, in ``dx``, after
-each of the two products. Rows past the last expert's come out as zeros in ``y`` and ``dx`` and contribute to nothing,
-whatever they hold.
+each of the two products. Rows after those of the last expert belong to no expert. They are zero in ``y`` and ``dx`` and
+contribute to no gradient, whatever they contain, NaN included.
 
-Kernels work in blocks of S rows that never mix experts. How many blocks routing needs is known only on the device, but
-never more than N = `block_count`; `block_plan` lays them out on the device from the counts, without a host round trip.
+Kernels work in blocks of S rows, each of one expert. How many blocks a routing needs is known only on the device, but
+it is at most N = `block_count`. `block_plan` computes the blocks on the device from the counts, without synchronizing
+with the host.
 """
 
 from __future__ import annotations
@@ -27,16 +28,6 @@ import torch
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 
-__all__ = [
-    "BlockPlan",
-    "block_count",
-    "block_plan",
-    "experts",
-    "experts_input_gradient",
-    "experts_weight_gradients",
-    "no_block_plan",
-]
-
 LIMITS = (
     Limit(size="D", multiple_of=128, reason="the contraction runs over whole tiles of 128"),
     Limit(size="F", multiple_of=128, reason="the contraction runs over whole tiles of 128"),
@@ -45,18 +36,18 @@ LIMITS = (
 
 
 _SMALL_WORK = 2**20
-"""Multiplications below which calling the bfloat16 product costs more than it computes, measured on one core."""
+"""Multiplications below which the call of a bfloat16 product costs more than its work, measured on one CPU core."""
 
 
 class BlockPlan(NamedTuple):
-    """Which rows each block holds, all int32 on the device; only kernels look at more than the counts.
+    """Which rows each block holds, all int32 on the device. The references use only the counts.
 
     Attributes:
-        counts_E: rows of each expert; expert e owns the rows from ``sum(counts_E[:e])`` on.
+        counts_E: rows of each expert; the rows of expert e start at ``sum(counts_E[:e])``.
         first_block_E2: ``(E + 2,)``; expert e owns the blocks ``first_block_E2[e]`` to ``first_block_E2[e + 1]``, at
             least one, so that its weights' gradients are written even if it has no row. The blocks between the last
-            two entries hold the rows that no expert owns; blocks from the last entry on are not in use.
-        row_NS: row in each slot of each block, ascending, then -1 in the slots left over.
+            two entries hold the rows without expert; blocks from the last entry on are unused.
+        row_NS: row in each slot of each block, ascending; -1 in unused slots.
     """
 
     counts_E: torch.Tensor
@@ -65,12 +56,12 @@ class BlockPlan(NamedTuple):
 
 
 def block_count(rows: int, num_experts: int, block_rows: int) -> int:
-    """Most blocks that any routing of ``rows`` rows needs: one for each expert, and one per full block of rows."""
+    """Largest number of blocks a routing of ``rows`` rows can need: one per expert and one per full block of rows."""
     return -(-rows // block_rows) + num_experts
 
 
 def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
-    """Lay out blocks for the given counts, on their device, with comparisons and sums only.
+    """Assign rows to blocks for the given counts, on their device, with comparisons and sums only.
 
     Args:
         counts_E: rows per expert, any integer dtype; the sum is at most ``rows``.
@@ -80,7 +71,7 @@ def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
     counts_E = counts_E.to(torch.int32)
     num_experts, device = len(counts_E), counts_E.device
     unowned_1 = rows - counts_E.sum(0, keepdim=True, dtype=torch.int32)
-    counts_e = torch.cat((counts_E, unowned_1))  # e = E + 1: rows that no expert owns as one more expert
+    counts_e = torch.cat((counts_E, unowned_1))  # e = E + 1: rows without expert, treated as one more expert
     owner_e = torch.arange(num_experts + 1, dtype=torch.int32, device=device)
     block_N = torch.arange(block_count(rows, num_experts, block_rows), dtype=torch.int32, device=device)
     slot_S = torch.arange(block_rows, dtype=torch.int32, device=device)
@@ -100,7 +91,7 @@ def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
 
 
 def no_block_plan(counts_E: torch.Tensor) -> BlockPlan:
-    """The counts without a layout, which is all that the references need."""
+    """The counts alone, which is all that the references need."""
     return BlockPlan(counts_E.to(torch.int32), *counts_E.new_empty((2, 0), dtype=torch.int32).unbind())
 
 
@@ -121,12 +112,12 @@ def _experts(
         w2_EDF: down projections.
         w3_EFD: up projections.
         counts_E: see `BlockPlan`.
-        first_block_E2: see `BlockPlan`; the reference does without it.
-        row_NS: likewise.
+        first_block_E2: see `BlockPlan`; not used by the reference.
+        row_NS: see `BlockPlan`; not used by the reference.
 
     Returns:
-        ``y_RD``, and ``g_RF`` and ``u_RF`` for the backward operators, all in the dtype of ``x_RD``. In the rows past
-        the last expert's, a kernel may leave ``g`` and ``u`` unwritten; the reference writes zeros.
+        ``y_RD``, and ``g_RF`` and ``u_RF`` for the backward operators, all in the dtype of ``x_RD``. In rows
+        without expert, a kernel may leave ``g`` and ``u`` unwritten; the reference writes zeros.
     """
     counts, dtype = counts_E.tolist(), x_RD.dtype
     x_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(x_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(x_RD, w1_EFD.shape))
@@ -156,22 +147,22 @@ def _experts_input_gradient(
     first_block_E2: torch.Tensor,
     row_NS: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradient of the rows, and what the weights' gradients are made of.
+    """Gradient of the rows, and the operands of the weights' gradients.
 
     Args:
         dy_RD: gradient of the outputs, dtype of ``x_RD``.
         g_RF: second output of `experts`.
         u_RF: third output of `experts`.
-        w1_EFD: as given to `experts`, as the rest.
-        w2_EDF: likewise.
-        w3_EFD: likewise.
-        counts_E: likewise.
-        first_block_E2: likewise.
-        row_NS: likewise.
+        w1_EFD: as given to `experts`.
+        w2_EDF: as given to `experts`.
+        w3_EFD: as given to `experts`.
+        counts_E: as given to `experts`.
+        first_block_E2: as given to `experts`.
+        row_NS: as given to `experts`.
 
     Returns:
         ``dx_RD``, and ``dg_RF``, ``du_RF`` and ``h_RF`` for `experts_weight_gradients`, in the dtype of ``dy_RD``. In
-        the rows past the last expert's, a kernel may leave all but ``dx`` unwritten; the reference writes zeros.
+        rows without expert, a kernel may leave all but ``dx`` unwritten; the reference writes zeros.
     """
     counts, dtype = counts_E.tolist(), dy_RD.dtype
     dy_RD, w1_EFD, w2_EDF, w3_EFD = _to_multiply(dy_RD, w1_EFD, w2_EDF, w3_EFD, work=_work(dy_RD, w1_EFD.shape))
@@ -210,9 +201,9 @@ def _experts_weight_gradients(
         h_RF: fourth output of `experts_input_gradient`.
         dg_RF: second output of `experts_input_gradient`.
         du_RF: third output of `experts_input_gradient`.
-        counts_E: as given to `experts`, as the rest.
-        first_block_E2: likewise.
-        row_NS: likewise.
+        counts_E: as given to `experts`.
+        first_block_E2: as given to `experts`.
+        row_NS: as given to `experts`.
 
     Returns:
         ``dw1_EFD``, ``dw2_EDF`` and ``dw3_EFD`` in the dtype of ``x_RD``; zeros for an expert without rows.

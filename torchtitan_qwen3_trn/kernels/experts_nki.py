@@ -6,17 +6,16 @@ columns.
 
 Blocks. The plan (`torchtitan_qwen3_trn.kernels.experts.block_plan`) says which rows a block holds and which blocks an
 expert owns. Loops over experts are unrolled; the loop over an expert's blocks, or its tiles of 128 rows, runs on the
-device with bounds read from the plan, so the time follows the tokens, shapes stay static, and the host never waits.
+device with bounds read from the plan, so the time follows the tokens, shapes are static, and the host never waits.
 Rows are gathered and scattered by index; slots without a row (-1) are skipped by the DMA engines.
 
-Two cores. Both work on every expert: what is F wide is split by F between them, what is D wide by D. Each weight is
-read once, the split does not depend on routing, and every element is computed by the same instructions in the same
-order on one core as on two, so results are bit-identical. Between the F-wide and the D-wide half the cores meet at a
-barrier.
+Two cores. Both work on every expert. Results of width F are split along F between them, results of width D along D.
+Each weight is read once, the split does not depend on routing, and every element is computed by the same instructions
+in the same order on one core and on two, so results are bit-identical. A barrier separates the two phases.
 
 Forward streams weights through the Tensor Engine against stationary rows, so W1, W3 and W2 are needed with the
-contracted dimension on partitions: their transposes, made by DMA on the way in (in float32 on the Tensor Engine). The
-gradients contract the other dimension and take the weights as they lie.
+contracted dimension on partitions. DMA transposes them while loading (in float32 the Tensor Engine does). The gradients
+contract the other dimension and use the weights without transposing.
 
 Written for the language subset of nki 0.6; imported only where `nki` is.
 """
@@ -51,8 +50,6 @@ from torchtitan_qwen3_trn.kernels.expert_tiles_nki import (
     write_zeros,
 )
 
-__all__ = ["experts_input_gradient_kernel", "experts_kernel", "experts_weight_gradients_kernel"]
-
 
 @nki.jit
 def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_NS):
@@ -65,7 +62,7 @@ def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_N
         w3_EFD: up projections.
         counts_E: int32; rows of each expert.
         first_block_E2: int32 (E + 2,); expert e owns blocks first_block_E2[e] to first_block_E2[e + 1], of which only
-            tiles of 128 with rows are worked on; the last pair bounds the blocks of rows without expert.
+            tiles of 128 with rows are processed; the last pair bounds the blocks of rows without expert.
         row_NS: int32; row in each slot of each block, ascending, then -1; S a multiple of 128.
 
     Returns:
@@ -82,7 +79,7 @@ def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_N
     f_start, f_stop = share_of_core(hidden)
     d_start, d_stop = share_of_core(dim)
 
-    # Weights of the next expert are requested before the rows of this one are worked on.
+    # Load the weights of the next expert before processing the rows of this one.
     for part in chunks(f_stop - f_start, weight_columns_that_fit(2, dim, x_RD.dtype)):
         start, stop = f_start + part[0], f_start + part[1]
         w1, w3 = load_transposed(w1_EFD[0, start:stop, :]), load_transposed(w3_EFD[0, start:stop, :])
@@ -160,12 +157,12 @@ def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, cou
         dy_RD: gradient of the outputs in HBM.
         g_RF: second result of `experts_kernel`.
         u_RF: third result of `experts_kernel`.
-        w1_EFD: as given to `experts_kernel`, as the rest.
-        w2_EDF: likewise.
-        w3_EFD: likewise.
-        counts_E: likewise.
-        first_block_E2: likewise.
-        row_NS: likewise.
+        w1_EFD: as given to `experts_kernel`.
+        w2_EDF: as given to `experts_kernel`.
+        w3_EFD: as given to `experts_kernel`.
+        counts_E: as given to `experts_kernel`.
+        first_block_E2: as given to `experts_kernel`.
+        row_NS: as given to `experts_kernel`.
 
     Returns:
         ``dx_RD`` with zeros in rows without expert; gradients of g and u and the recomputed h = silu(g) u, ``(R, F)``,
@@ -275,7 +272,7 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, f
         du_RF: its third result.
         counts_E: int32; rows of each expert.
         first_block_E2: as given to `experts_kernel`; every expert owns at least one block.
-        row_NS: likewise. S = 256 amortises emptying PSUM; other multiples of 128 work.
+        row_NS: as given to `experts_kernel`. With S = 256 fewer sums leave PSUM; other multiples of 128 work too.
 
     Returns:
         ``dw1_EFD``, ``dw2_EDF``, ``dw3_EFD`` in the dtype of ``x_RD``.
@@ -336,7 +333,7 @@ def sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert
 
 
 def add_products(sums, left, right, first, engine):
-    """sums (+)= left^T right over a block's tiles; the first block is copied by ``engine``, others are added."""
+    """sums (+)= left^T right over a block's tiles; the first block is copied by ``engine``, the others are added."""
     for tile in range(len(sums)):
         for part in chunks(sums[tile].shape[1], MOVING):
             start, stop = part

@@ -1,4 +1,4 @@
-"""What a kernel demands of the sizes it is given, checked from the job before anything runs."""
+"""Sizes that a kernel supports, checked against the job before anything runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torchtitan_qwen3_trn.errors import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Values one size of an operator may take.
+    """Supported values of one size of an operator.
 
     Attributes:
         size: its letter in the operator's shape legend.
-        multiple_of: it must be divisible by this number,
-        per_core: times the number of physical cores that work as one device (LNC).
+        multiple_of: the value must be divisible by this number.
+        per_core: ``multiple_of`` is multiplied by the number of physical cores that work as one device (LNC).
         at_least: smallest allowed value.
         at_most: largest allowed value; ``None`` for no limit.
-        reason: why, in a few words.
+        reason: the reason for the message, in a few words.
     """
 
     size: str
@@ -38,7 +38,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class JobSize:
-    """A size as the job sets it: the key to name in a message, the value, and the ranks that share it evenly."""
+    """A size as set by the job: its key, for messages, the value, and the number of ranks it is divided among."""
 
     key: str
     value: int
@@ -50,7 +50,7 @@ def violations(operator: str, limits: Sequence[Limit], sizes: Mapping[str, JobSi
 
     Args:
         operator: name to print.
-        limits: what the operator's kernel demands of the part of a size that one rank holds.
+        limits: what the operator's kernel supports; applies to the part of a size that one rank holds.
         sizes: the job's value for each letter; letters without a limit are ignored, and so are absent ones.
         cores: physical cores per logical core (LNC), 1 or 2.
     """

@@ -1,6 +1,6 @@
 """Rotary embedding through AWS's ``rope_hf`` of nki-library, for comparison with `rope`.
 
-``rope_hf`` (nkilib.core.embeddings.rope_hf, April 2026) wants ``[B, N, L, H]``, tables of full width in the dtype of
+``rope_hf`` (nkilib.core.embeddings.rope_hf, April 2026) takes ``[B, N, L, H]``, tables of full width in the dtype of
 its inputs, and outputs allocated by the caller, so each call costs four transposes of query and key. It rounds every
 product and sum to the dtype of the inputs.
 
@@ -24,8 +24,6 @@ from torchtitan_qwen3_trn.kernels.rope import (
     rope_gradient,
     save_table,
 )
-
-__all__ = ["nkilib_rope", "nkilib_rope_backward"]
 
 _KERNEL = "nkilib.core.embeddings.rope_hf:rope_hf"
 

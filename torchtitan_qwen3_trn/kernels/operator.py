@@ -31,8 +31,6 @@ from torch._library.custom_ops import CustomOpDef
 
 from torchtitan_qwen3_trn.kernels.limits import Limit
 
-__all__ = ["KernelUnavailableError", "Operator", "logical_core_size"]
-
 _LOGICAL_CORE_SIZE = "NEURON_LOGICAL_NC_CONFIG"
 
 

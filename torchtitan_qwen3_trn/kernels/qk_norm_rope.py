@@ -8,7 +8,7 @@ With g the norm's weight and R the rotation of `rope`, per head (RMSNorm: arXiv 
     r = (mean(x^2) + eps) ^ -0.5        xhat = x r        y = R(xhat g)
     u = R^T(dy)      dg = sum(u xhat)      v = u g      dx = r (v - xhat mean(v xhat))
 
-Everything between input and output is float32; the output is rounded once, where norm and RoPE apart round twice.
+Everything between input and output is float32; the output is rounded once, where separate norm and RoPE round twice.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
 from torchtitan_qwen3_trn.kernels.rope import _rotate, _rotate_back
 
-__all__ = ["TILE_ROWS", "qk_norm_rope", "qk_norm_rope_backward"]
-
 TILE_ROWS = 128
-"""Positions whose weight gradients one row of the result sums. The reference takes consecutive ones; which ones a
-kernel takes depends on the shapes, not on how many cores work."""
+"""Positions whose weight gradients are summed in one row of the result. The reference sums consecutive ones. Which ones
+a kernel sums depends on the shapes, not on the number of cores."""
 
 LIMITS = (
     Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),
@@ -47,7 +45,7 @@ def _qk_norm_rope(
         q_BLNH: queries, float32 or bfloat16.
         k_BLMH: keys, same dtype.
         q_weight_H: weight of the queries' norm, dtype of the queries or float32.
-        k_weight_H: weight of the keys' norm, likewise.
+        k_weight_H: weight of the keys' norm, dtype of the keys or float32.
         cos_sin_bLH: float32; E cosines, then E sines, for each position. Gets no gradient.
         eps: added to the mean square.
 
@@ -92,8 +90,8 @@ def _qk_norm_rope_backward(
 
     Returns:
         Gradients of queries and keys, shaped and typed like them, and the weights' gradients ``(P, H)`` in float32, one
-        row per group of `TILE_ROWS` positions (all heads summed); the caller adds the rows up, so that the sum's order
-        does not depend on how many cores work.
+        row per group of `TILE_ROWS` positions (all heads summed); the caller sums the rows, so that the order of
+        summation does not depend on the number of cores.
     """
     cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
     inputs, weights = [], []

@@ -1,19 +1,19 @@
 """NKI kernel of the gradient of `qk_norm_rope`, for Trainium2.
 
-Shape suffixes: as in `nki_qk_norm_rope`.
+Shape suffixes: as in `qk_norm_rope_nki`.
 
 Per head, with u the gradient rotated back, g the weight and r the reciprocal root mean square::
 
     w = r u g        dx = w - x r^2 mean(w x)        dg = sum(u x r) = sum(w x) / g
 
-Dividing by g once, at the end, lets one rotation and one product w x serve both gradients: not u but the tables are
-multiplied by g. A weight below `SMALLEST_WEIGHT` is replaced by it, which does not show in dx: see there.
+The tables, not u, are multiplied by g. Dividing by g once, at the end, lets both gradients use one rotation and one
+product w x. Weights smaller than `SMALLEST_WEIGHT` are replaced by it, without effect on dx; see there.
 
-Time. All engines work side by side, each on what it does best:
+Time. All engines work at the same time:
 
 - Rotation, two products per element: GpSimd for most heads, which the Scalar Engine multiplies by r beforehand; the
-  Vector Engine for the rest, multiplying by r in the same pass. The Tensor Engine adds the products up, as matmuls
-  with the identity; w then lies in PSUM, from where the Vector Engine reads it at full rate.
+  Vector Engine for the rest, multiplying by r in the same pass. The Tensor Engine adds the products by matmuls with
+  the identity; w is then in PSUM, where the Vector Engine reads it at full rate.
 - w x: the Vector Engine. The sums over a head: the Scalar Engine. The sums over positions and heads: the Tensor
   Engine, in float32 and in an order that does not depend on the number of cores.
 - dx: the Vector Engine, in one pass, for heads that GpSimd rotated; for the others the Scalar Engine multiplies x, the
@@ -47,16 +47,14 @@ from torchtitan_qwen3_trn.kernels.rope_nki import (
     positions_per_partition,
 )
 
-__all__ = ["qk_norm_rope_backward_kernel"]
-
 GPSIMD_SHARE = (3, 4)
 """Heads that GpSimd rotates, as a fraction."""
 BANK_BYTES = 2048
 """Bytes per partition of a PSUM bank, which a matmul cannot exceed."""
 SMALLEST_WEIGHT = 2.0**-40
-"""Stands in for weights of smaller magnitude, 0 among them, so that a product with the weight can be divided by it
-again. It changes dx by at most 2^-40 of r u, where float32 rounds to 2^-24 of the largest such term, and products u x r
-of 2^-86 and more stay clear of underflow."""
+"""Replaces weights of smaller magnitude, 0 included, so that a product with the weight can be divided by it again. It
+changes dx by at most 2^-40 of r u, where float32 rounds to 2^-24 of the largest such term, and products u x r of
+2^-86 and more do not underflow."""
 
 
 @nki.jit
@@ -68,21 +66,21 @@ def qk_norm_rope_backward_kernel(
     Args:
         dq_BLNH: gradient of the rotated queries in HBM.
         dk_BLMH: gradient of the rotated keys.
-        q_BLNH: queries as given to forward, as the next four.
-        k_BLMH: keys.
-        q_weight_H: weight of the queries' norm.
-        k_weight_H: weight of the keys' norm.
-        cos_sin_bLH: cosines and sines.
+        q_BLNH: queries as given to forward.
+        k_BLMH: keys as given to forward.
+        q_weight_H: as given to forward.
+        k_weight_H: as given to forward.
+        cos_sin_bLH: as given to forward.
         q_rms_BLN: third result of forward.
         k_rms_BLM: fourth result of forward.
 
     Returns:
         Gradients of queries and keys, like them, and of the weights, ``(R, H)`` float32: a row is the sum over all
-        heads of 128 positions, which ones depends on the shapes only; the caller sums the rows.
+        heads of 128 positions. Which ones depends on the shapes only. The caller sums the rows.
     """
     batch, length, q_heads, head_dim = q_BLNH.shape
     k_heads = k_BLMH.shape[2]
-    # Half as much again as forward has in flight: three tensors instead of two.
+    # 1.5 times the memory of forward: three tensors instead of two.
     row_bytes = (q_heads + k_heads) * head_dim * bytes_of(q_BLNH.dtype) * 3 // 2
     positions = positions_per_partition(length, row_bytes, head_dim)
     dq_in_BLNH = nl.ndarray(q_BLNH.shape, dtype=q_BLNH.dtype, buffer=nl.shared_hbm, name="dq_in")
@@ -138,7 +136,7 @@ def qk_norm_rope_backward_kernel(
 
 
 def raise_small_weights(weights_P2H):
-    """Put `SMALLEST_WEIGHT` in the place of smaller ones."""
+    """Replace smaller weights by `SMALLEST_WEIGHT`."""
     small_P2H = new_tile(weights_P2H.shape, nl.uint8)
     nisa.tensor_scalar(
         dst=small_P2H, data=weights_P2H, op0=nl.square, operand0=0.0, op1=nl.less, operand1=SMALLEST_WEIGHT**2
@@ -147,8 +145,7 @@ def raise_small_weights(weights_P2H):
 
 
 def weights_for_rotation(weights_P2H):
-    """What `weighted_tables` takes: for the cosines g, for the sines, whose products go to the other half, (-g_high,
-    g_low)."""
+    """Weights for `weighted_tables`: g for cosines, (-g_high, g_low) for sines, whose products go to the other half."""
     head_dim = weights_P2H.shape[2]
     half = head_dim // 2
     turned = []
@@ -178,7 +175,7 @@ def add(psum_tile, tile, identity, accumulate):
 
 
 def negative_mean_square(r_PJX, head_dim):
-    """- r^2 / H in a new tile: what turns a sum of w x into the factor of x in dx."""
+    """- r^2 / H in a new tile: times a sum of w x, the factor of x in dx."""
     factor_PJX = new_tile(r_PJX.shape, nl.float32)
     nisa.activation(dst=factor_PJX, op=nl.square, data=r_PJX)
     nisa.activation(dst=factor_PJX, op=nl.copy, data=factor_PJX, scale=-1.0 / head_dim)
@@ -202,7 +199,7 @@ def sums_of_heads(product_PGH, factor_PG):
 
 
 def subtract_mean(w_PGH, x_PGH, mean_PG, dx_PGH, rotated_on_vector, identity):
-    """dx = w + x times the (negative) mean: on the Vector Engine unless that has rotated already."""
+    """dx = w + x times the (negative) mean: on the Vector Engine, unless that engine did the rotation."""
     if rotated_on_vector:
         add(w_PGH, scale_heads(x_PGH, mean_PG), identity, True)
         nisa.tensor_copy(dst=dx_PGH, src=w_PGH, engine=nisa.engine.scalar)
@@ -233,7 +230,7 @@ def new_column_tiles(head_dim, columns):
 
 
 def add_columns(tiles, column, values_PGH, ones_P1, first):
-    """A column of ``tiles`` (+)= values summed over partitions and heads; the first group of all starts the sum."""
+    """A column of ``tiles`` (+)= values summed over partitions and heads; ``first`` starts a new sum."""
     for head in range(values_PGH.shape[1]):
         for i in range(len(tiles)):
             start = i * PARTITIONS

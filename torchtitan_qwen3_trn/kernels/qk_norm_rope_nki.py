@@ -3,12 +3,12 @@
 Shape suffixes: B batch, b = B or 1, L sequence, N query heads, M key heads, H head dimension, E = H / 2 frequencies,
 R = B L / 128; on chip P = 128 partitions, J positions of a partition, X = N or M, G heads of one instruction.
 
-Positions lie on partitions and heads are shared out between engines as in `nki_rope`.
+Positions are on partitions, and heads are divided among engines, as in `rope_nki`.
 
 With g the norm's weight and r the reciprocal root mean square, x r g rotated is (x r) rotated with the tables cos g and
-sin g, which are made once per position for all heads. The Scalar Engine squares and sums, and multiplies by r what
-GpSimd rotates; the Vector Engine multiplies by r and a table in one pass. So neither of those two has more to do than
-without the norm, tables aside. The gradient is in `nki_qk_norm_rope_backward`.
+sin g, which are computed once per position for all heads. The Scalar Engine squares and sums, and multiplies by r what
+GpSimd rotates; the Vector Engine multiplies by r and a table in one pass. So apart from the tables, GpSimd and the
+Vector Engine do the same work as without the norm. The gradient is in `qk_norm_rope_backward_nki`.
 
 Written for the language subset of nki 0.6; imported only where `nki` is.
 """
@@ -29,8 +29,6 @@ from torchtitan_qwen3_trn.kernels.rope_nki import (
     load_block,
     positions_per_partition,
 )
-
-__all__ = ["qk_norm_rope_kernel"]
 
 
 @nki.jit

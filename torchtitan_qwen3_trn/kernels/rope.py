@@ -7,8 +7,8 @@ The rotation is that of stock's `CosSinRoPE` (pairs ``(i, i + E)``), for i < E w
     y[i]     = x[i] c - x[i + E] s          dx[i]     = dy[i] c + dy[i + E] s
     y[i + E] = x[i + E] c + x[i] s          dx[i + E] = dy[i + E] c - dy[i] s
 
-Both directions are computed in float32 with one rounding per product and per sum, which is what makes them equal stock
-bit for bit, and are rounded once to the dtype of the input.
+Both directions are computed in float32 with one rounding per product and per sum, so that they equal stock bit for bit,
+and are rounded once to the dtype of the input.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import torch
 
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
-
-__all__ = ["rope", "rope_backward", "rope_fake", "rope_gradient", "save_table"]
 
 LIMITS = (
     Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),

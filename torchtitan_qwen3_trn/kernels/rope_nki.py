@@ -3,9 +3,9 @@
 Shape suffixes: B batch, b = B or 1, L sequence, N query heads, M key heads, H head dimension, E = H / 2 frequencies;
 on chip P = 128 partitions, J positions of a partition, G heads of one instruction.
 
-Layout. A partition holds J consecutive positions with all their heads, as they lie in memory: every transfer moves J
-N H or J M H contiguous elements per partition, and nothing is transposed. A block is 128 J positions; cores take
-consecutive blocks, and which positions a block holds does not depend on how many cores there are.
+Layout. A partition holds J consecutive positions with all their heads, in the order of memory: every transfer moves J
+N H or J M H contiguous elements per partition, and nothing is transposed. A block is 128 J positions. Cores take
+consecutive blocks; which positions a block holds does not depend on the number of cores.
 
 Time. Per head and position the rotation takes three passes over H elements: a product with the cosines, one with the
 sines, and the sums. A pass of tensor_tensor over N elements costs N cycles with one operand in PSUM and 2 N with both
@@ -23,12 +23,10 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-__all__ = ["rope_backward_kernel", "rope_kernel"]
-
 PARTITIONS = 128
 FLOAT32_BYTES = 4
 GPSIMD_SHARE = (5, 13)
-"""Heads GpSimd takes, as a fraction: 1 / 5.0 ns of 1 / 3.125 ns + 1 / 5.0 ns per element."""
+"""Heads that GpSimd rotates, as a fraction: 1 / 5.0 ns of 1 / 3.125 ns + 1 / 5.0 ns per element."""
 TILE_BYTES = 4096
 """Bytes per partition of a tile of tables or products: two of the eight PSUM banks."""
 ROW_BUDGET = 40 * 1024
@@ -111,7 +109,7 @@ def rotate(x_PGH, out_PGH, cos_PGH, sin_PGH, low_op, high_op, on_vector):
 
 
 def combine_halves(by_cos_PGH, by_sin_PGH, out_PGH, low_op, high_op, engine):
-    """Add up the products of a rotation: each half by cosine, and the other half by sine."""
+    """Add or subtract the products of a rotation: each half by cosine, and the other half by sine."""
     half = out_PGH.shape[2] // 2
     nisa.tensor_tensor(
         dst=out_PGH[:, :, :half], data1=by_cos_PGH[:, :, :half], data2=by_sin_PGH[:, :, half:], op=low_op, engine=engine
@@ -155,7 +153,7 @@ def blocks_of_core(length, positions):
 
 
 def positions_per_partition(length, row_bytes, head_dim):
-    """J: as many positions as fit and as divide the sequence into blocks for two cores, if it has that many tiles."""
+    """J: the most positions that fit in a partition and divide the sequence into blocks, for two cores if possible."""
     tiles = length // PARTITIONS
     tiles_per_core = tiles // 2 if tiles % 2 == 0 else tiles
     best = 1

@@ -1,8 +1,8 @@
-"""Token routing with operators that Neuron has: no sort, no histogram, no accumulating scatter, no host round trip.
+"""Token routing with operators that Neuron supports: no sort, histogram, accumulating scatter or host synchronization.
 
 Everything is comparisons, sums, small matrix products and row gathers; the one scatter writes each element once. All
-shapes follow from the numbers of tokens, experts and ranks, never from where tokens go, and every sum has a fixed
-order, so results repeat bit for bit.
+shapes depend on the numbers of tokens, experts and ranks, never on the routing, and every sum has a fixed order, so
+results are reproducible bit for bit.
 
 Shape suffixes: T tokens, K experts chosen per token, E experts, D model dimension, A = T K assignments, R rows of a
 buffer that tokens are copied to, G ranks, C rows per rank.
@@ -14,18 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Routes", "combine_rows", "regroup_routes", "routes", "take_rows", "top_k"]
-
-_TILE = 128  # rows ranked by one triangular product; the Tensor engine's width
+_TILE = 128  # rows ranked by one triangular product; the width of the Tensor Engine
 
 
 class Routes(NamedTuple):
-    """Where each assignment goes, and back.
+    """The row of each assignment, and the assignment of each row.
 
     Attributes:
         counts_E: int32, assignments per expert.
         row_TK: int64, row of the buffer that token t's k-th assignment is copied to.
-        source_R: int64, index ``t K + k`` of the assignment in a row; -1 in a row that nothing is copied to.
+        source_R: int64, index ``t K + k`` of the assignment in a row; -1 in unused rows.
     """
 
     counts_E: torch.Tensor
@@ -36,16 +34,16 @@ class Routes(NamedTuple):
 def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest scores, largest first, the lower index first among equals.
 
-    K rounds of maximum and comparison, since top-k operators leave the order of equals open. The k indices differ
-    whatever the scores: NaN counts as -inf, as the smallest.
+    K rounds of maximum and comparison, because top-k operators do not define the order of equal scores. The k indices
+    are always distinct; NaN and -inf count as the smallest scores.
 
     Args:
         scores_TE: any leading dimensions.
         k: at most E.
 
     Returns:
-        int64, last dimension k; from one custom operator, ``torchtitan_qwen3_trn::top_k``, so that checkpointing can
-        keep it.
+        int64, last dimension k; from one custom operator, ``torchtitan_qwen3_trn::top_k``, so that activation
+        checkpointing can save its output.
     """
     return _top_k(scores_TE.detach(), k)
 
@@ -77,8 +75,8 @@ def routes(ids_TK: torch.Tensor, num_experts: int, *, ranks: int = 1) -> Routes:
     Args:
         ids_TK: experts chosen by each token, any integer dtype.
         num_experts: E.
-        ranks: G; with more than one, rows are laid out for an even exchange: `exchange_rows` for each rank, that hold
-            the assignments to the rank's E / G experts and then unused rows.
+        ranks: G; with more than one, rows are laid out for an all-to-all of equal sizes: `exchange_rows` per rank,
+            first the assignments to the rank's E / G experts, then unused rows.
     """
     num_tokens, k = ids_TK.shape
     device = ids_TK.device
@@ -98,24 +96,24 @@ def routes(ids_TK: torch.Tensor, num_experts: int, *, ranks: int = 1) -> Routes:
 
 
 def exchange_rows(num_tokens: int, k: int, experts_per_rank: int) -> int:
-    """Rows one rank may have to send to another: every token, to as many of its experts as the other rank holds."""
+    """Largest number of rows a rank can send to another: every token, to as many experts as the other rank holds."""
     return num_tokens * min(k, experts_per_rank)
 
 
 def regroup_routes(counts_GE: torch.Tensor, rows_per_rank: int) -> Routes:
-    """From rows grouped by sending rank, then by expert, to rows grouped by expert.
+    """Routes that regroup rows sorted by sending rank, then by expert, into rows sorted by expert.
 
     Args:
         counts_GE: rows that each rank sent for each of this rank's E experts, any integer dtype.
-        rows_per_rank: C; the rows of a rank that no expert owns come last within it.
+        rows_per_rank: C; within the rows of a rank, those without expert come last.
 
     Returns:
         Routes with one assignment per received row: ``counts_E`` over all ranks, ``row_TK`` of shape ``(G C, 1)`` and
-        its inverse. Unowned rows are moved behind those of the last expert.
+        its inverse. Rows without expert are moved behind those of the last expert.
     """
     counts_GE = counts_GE.to(torch.int32)
     padding_G1 = rows_per_rank - counts_GE.sum(1, keepdim=True, dtype=torch.int32)
-    counts_Ge = torch.cat((counts_GE, padding_G1), dim=1)  # e = E + 1: unowned rows as one more expert
+    counts_Ge = torch.cat((counts_GE, padding_G1), dim=1)  # e = E + 1: rows without expert, treated as one more expert
     totals_e = counts_Ge.sum(0, dtype=torch.int32)
 
     position_C = torch.arange(rows_per_rank, dtype=torch.int32, device=counts_GE.device)
@@ -131,14 +129,14 @@ def regroup_routes(counts_GE: torch.Tensor, rows_per_rank: int) -> Routes:
 
 
 def take_rows(x_TD: torch.Tensor, plan: Routes) -> torch.Tensor:
-    """Copy every assignment's token into its row.
+    """Copy the token of each assignment into the assignment's row.
 
     Args:
         x_TD: tokens.
         plan: see `routes`.
 
     Returns:
-        ``(R, D)``; rows without an assignment hold a copy of some token and pass no gradient.
+        ``(R, D)``; unused rows hold a copy of some token and contribute no gradient.
     """
     return _TakeRows.apply(x_TD, plan.row_TK, plan.source_R)
 
@@ -205,10 +203,11 @@ def _tokens(source_R: torch.Tensor, row_TK: torch.Tensor) -> torch.Tensor:
 
 
 def _rank_within(chosen_AE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per column, the number of true entries, and above each entry the number of true ones; int32.
+    """Number of true entries of each column, and, for each entry, of true entries above it; int32.
 
-    Tiles of 128 rows are ranked by a product with a triangle of ones, then offset by the tiles before. Products of
-    zeros and ones summed in float32 are exact up to 2**24; autocast would round counts above 256 to bfloat16.
+    Tiles of 128 rows are ranked by a product with a triangular matrix of ones, then offset by the tiles before.
+    Products of zeros and ones summed in float32 are exact up to 2**24; autocast would round counts above 256 to
+    bfloat16.
     """
     rows, num_experts = chosen_AE.shape
     padded = torch.nn.functional.pad(chosen_AE.float(), (0, 0, 0, -rows % _TILE))

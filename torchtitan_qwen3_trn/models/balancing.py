@@ -18,8 +18,6 @@ from torchtitan.distributed import utils as dist_utils
 
 from torchtitan_qwen3_trn.hooks import StepLog
 
-__all__ = ["balancing_loss", "log_router_loss", "with_loss"]
-
 
 def balancing_loss(visits_YE: torch.Tensor, probability_YE: torch.Tensor) -> torch.Tensor:
     """Switch Transformer's load-balancing loss (arXiv 2101.03961, equations 4 to 6), its mean over layers.

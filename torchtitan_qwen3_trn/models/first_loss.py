@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import torch
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
+from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn.config import JobConfig
-
-__all__ = ["asks_for_published_weights", "global_loss", "looks_random", "report_random_first_loss"]
+from torchtitan_qwen3_trn.models.described_spec import hf_config_of
 
 logger = logging.getLogger(__name__)
 
 # A published model is several nats below random weights on any text it was made for.
 _MARGIN = 0.5
+
+
+def expected_first_loss(vocab_size: int, hidden_size: int, initializer_range: float) -> float:
+    """Cross-entropy per token, in nats, that a freshly initialised model has to show: ``ln V + s^2 D / 2``.
+
+    With V = vocab_size, D = hidden_size and s = initializer_range. The final RMS norm leaves every hidden vector h
+    with ``|h|^2 = D``, whatever the layers before it did. The output projection has independent rows
+    ``w_v ~ N(0, s^2 I)``, so given h the V logits ``w_v . h`` are independent draws from N(0, s^2 D). For V
+    this large the average of their exponentials is its expectation, ``exp(s^2 D / 2)``, hence
+    ``logsumexp = ln V + s^2 D / 2``; and the target's own logit has mean 0, because nothing in the hidden
+    vector knows about the target. Their difference is the loss.
+
+    A batch scatters around it: the target logits have variance s^2 D (1.02 for the 4B model), and positions with
+    the same target share most of theirs, so what counts is the number of distinct targets. 256 tokens of text
+    give about +-0.14 nats, 256 random ones +-0.06.
+
+    Holds for tied weights too: there the rows are also the embeddings, so the logit of the *input* token is
+    above 0, but that is one logit of V and rarely the target.
+    """
+    return math.log(vocab_size) + initializer_range**2 * hidden_size / 2
+
+
+def expected_random_loss(spec: ModelSpec | None) -> float:
+    """First loss of the job's model if its weights were random, in nats per token (see `expected_first_loss`).
+
+    Raises:
+        JobError: the model comes without a description.
+    """
+    text = hf_config_of(spec)
+    return expected_first_loss(text.vocab_size, text.hidden_size, getattr(text, "initializer_range", 0.02))
 
 
 def looks_random(loss: float, expected: float) -> bool:

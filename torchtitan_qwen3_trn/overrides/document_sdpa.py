@@ -18,8 +18,6 @@ from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 
-__all__ = ["DocumentSDPA", "document_mask", "sdpa"]
-
 
 class DocumentSDPA(ScaledDotProductAttention):
     """Causal attention inside each packed document, through PyTorch's SDPA.

@@ -24,8 +24,6 @@ from torchtitan_qwen3_trn.kernels.qk_norm_rope import qk_norm_rope
 from torchtitan_qwen3_trn.overrides.kernel_rope import on_shards
 from torchtitan_qwen3_trn.overrides.position_rope import GatherFreeRoPE
 
-__all__ = ["DeferredNorm", "QKNormRoPE", "deferred_norm", "fused_rope", "link", "norms_beside"]
-
 
 class DeferredNorm(RMSNorm):
     """The weight of a norm that `QKNormRoPE` applies."""

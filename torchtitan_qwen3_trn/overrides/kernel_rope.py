@@ -21,8 +21,6 @@ from torchtitan_qwen3_trn.kernels.operator import Operator
 from torchtitan_qwen3_trn.kernels.rope import rope
 from torchtitan_qwen3_trn.overrides.position_rope import GatherFreeRoPE
 
-__all__ = ["OPERATORS", "KernelRoPE", "Provider", "kernel_rope"]
-
 Provider = Literal["ours", "nkilib", "auto"]
 
 OPERATORS: dict[str, Operator] = {"ours": rope, "nkilib": nkilib_rope, "auto": rope}

@@ -30,17 +30,6 @@ from torchtitan_qwen3_trn.kernels.routing import (
     top_k,
 )
 
-__all__ = [
-    "KernelExperts",
-    "RouteKeepingSelectiveAC",
-    "StaticDispatcher",
-    "StaticRouter",
-    "kernel_experts",
-    "route_keeping",
-    "static_dispatcher",
-    "static_router",
-]
-
 
 class KernelExperts(GroupedExperts):
     """`GroupedExperts` as one operator, in the dtype it is given instead of always bfloat16.

@@ -30,8 +30,6 @@ from torchtitan_qwen3_trn.weights.manifest import MANIFEST, write_manifest
 from torchtitan_qwen3_trn.weights.publish import Draft
 from torchtitan_qwen3_trn.weights.writer import InPlaceWriter, sha256_of
 
-__all__ = ["Export", "export", "from_rank_zero", "in_agreement", "problems_of"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

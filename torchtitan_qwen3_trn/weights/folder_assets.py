@@ -17,8 +17,6 @@ from torchtitan_qwen3_trn.hf_files.folder import file_problem
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
 
-__all__ = ["assets_problems", "has_tokenizer", "layout_and_class", "write_assets"]
-
 logger = logging.getLogger(__name__)
 
 _TOKENIZER = (

@@ -14,7 +14,7 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
 from torchtitan_qwen3_trn.hf_files.folder import read_json
 from torchtitan_qwen3_trn.launch import is_rank_zero, is_simulated
-from torchtitan_qwen3_trn.models.hf.config import hf_config_for
+from torchtitan_qwen3_trn.models.described_spec import hf_config_of
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS, moved_expert_biases
 from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from torchtitan.trainer import Trainer
 
     from torchtitan_qwen3_trn.config import JobConfig
-
-__all__ = [
-    "ASSETS",
-    "destination",
-    "export_model",
-    "facts_of",
-    "is_export",
-    "keep_assets",
-    "without_expert_bias",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +61,7 @@ def export_model(
     wanted = in_agreement(
         lambda: Export(
             destination=target,
-            config=hf_config_for(config)[1],
+            config=hf_config_of(config.model_spec),
             dtype=TORCH_DTYPE_MAP[config.checkpoint.export_dtype],
             limit=parse_size(max_shard_size),
             assets=Path(config.hf_assets_path),
@@ -94,7 +84,7 @@ def keep_assets(config: JobConfig, step: int) -> None:
     folder = Path(config.dump_folder, config.checkpoint.folder, f"step-{step}", ASSETS)
 
     def write() -> None:
-        hf_config = hf_config_for(config)[1]
+        hf_config = hf_config_of(config.model_spec)
         _, class_name = layout_and_class(hf_config)
         dtype = TORCH_DTYPE_MAP[config.checkpoint.export_dtype]
         try:

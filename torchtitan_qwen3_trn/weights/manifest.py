@@ -14,8 +14,6 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import file_problem, read_json
 from torchtitan_qwen3_trn.weights.writer import sha256_of
 
-__all__ = ["MANIFEST", "manifest_problems", "write_manifest"]
-
 MANIFEST = "export_manifest.json"
 _PACKAGES = ("torchtitan-qwen3-trn", "torchtitan", "torch", "transformers", "safetensors")
 

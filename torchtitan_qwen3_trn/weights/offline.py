@@ -22,7 +22,7 @@ from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.hf_files.folder import require_folder
 from torchtitan_qwen3_trn.hf_files.headers import DTYPES, TensorHeader, check_tensors, read_headers
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
-from torchtitan_qwen3_trn.models.hf.config import from_folder
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS
 from torchtitan_qwen3_trn.weights.export import Export, export, problems_of
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
@@ -30,8 +30,6 @@ from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
 from torchtitan_qwen3_trn.weights.job_export import ASSETS, without_expert_bias
 from torchtitan_qwen3_trn.weights.publish import Draft
 from torchtitan_qwen3_trn.weights.training_checkpoint import MetaModel, Route, TrainingCheckpoint, cause_of, meta_model
-
-__all__ = ["export_checkpoint", "import_folder", "read_tensor"]
 
 
 def export_checkpoint(

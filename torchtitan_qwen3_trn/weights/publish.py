@@ -14,8 +14,6 @@ from filelock import FileLock, Timeout
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-__all__ = ["Draft", "clear_leftovers", "destination_problem"]
-
 logger = logging.getLogger(__name__)
 
 _LOCK = "lock"

@@ -22,15 +22,12 @@ from transformers import PreTrainedConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed, shape_differences
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.config import from_folder
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS, Qwen3StateDictAdapter
-
-__all__ = ["MetaModel", "Route", "TrainingCheckpoint", "cause_of", "meta_model"]
 
 Route = Literal["native", "huggingface_v5"]
 
@@ -199,7 +196,7 @@ def _metadata(checkpoint: Path) -> Metadata:
 def meta_model(route: Route, config: PreTrainedConfig, folder: Path) -> MetaModel:
     """The model of ``config``, which is that of ``folder/config.json``, as ``route`` trains it."""
     if route == "native":
-        native = model_config(from_hf_config(read_hf_config(folder)))
+        native = model_config(from_folder(folder))
         with torch.device("meta"):
             state_dict = native.build().state_dict()
         adapter = Qwen3StateDictAdapter(native, None)

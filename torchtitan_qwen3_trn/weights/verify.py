@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.constants import SAFETENSORS_INDEX_FILE as INDEX
 from safetensors import safe_open
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.common.moe import GroupedExperts
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import file_problem, links_out, require_folder, weight_files
 from torchtitan_qwen3_trn.hf_files.headers import DTYPES, check_tensors, read_headers
-from torchtitan_qwen3_trn.hf_files.index import INDEX, total_size_problems
+from torchtitan_qwen3_trn.hf_files.index import total_size_problems
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
-from torchtitan_qwen3_trn.models.hf.config import from_folder
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
@@ -36,8 +36,6 @@ from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.offline import read_tensor
 from torchtitan_qwen3_trn.weights.training_checkpoint import TrainingCheckpoint
-
-__all__ = ["Finding", "verify"]
 
 Outcome = Literal["ok", "failed", "skipped"]
 
@@ -203,14 +201,14 @@ def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
 
 def _logits(folder: Path) -> Iterator[str]:
     """Transformers' logits against torchtitan's, both in float32 with the tensors of the folder."""
-    config, raw = from_folder(folder), read_hf_config(folder)
-    if raw.get("model_type") not in ("qwen3", "qwen3_moe"):
+    config = from_folder(folder)
+    if config.model_type not in ("qwen3", "qwen3_moe"):
         raise _Skip("torchtitan's own model exists for Qwen3 only")
     generator = torch.Generator().manual_seed(0)
     tokens_BL = torch.randint(config.vocab_size, (_ROWS, _LENGTH), generator=generator)
     with torch.no_grad():
         theirs_BLV = _load(folder)(input_ids=tokens_BL, use_cache=False).logits
-        ours_BLV = _native_logits(folder, raw, tokens_BL)
+        ours_BLV = _native_logits(folder, config, tokens_BL)
     difference = float((theirs_BLV - ours_BLV).abs().max() / theirs_BLV.abs().max())
     if not difference <= _TOLERANCE:
         what = (
@@ -269,9 +267,9 @@ class _Float32Experts(GroupedExperts):
         return torch.cat([(silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, w1, w2, w3 in experts])
 
 
-def _native_logits(folder: Path, raw: dict[str, Any], tokens_BL: torch.Tensor) -> torch.Tensor:
+def _native_logits(folder: Path, hf_config: PreTrainedConfig, tokens_BL: torch.Tensor) -> torch.Tensor:
     """Logits ``[B, L, V]`` of torchtitan's Qwen3 in float32."""
-    config = model_config(from_hf_config(raw), load_balance_coeff=None)
+    config = model_config(hf_config, load_balance_coeff=None)
     for layer in config.layers:
         if isinstance(layer.attention.inner_attention, FlexAttention.Config):
             layer.attention.inner_attention = sdpa(layer.attention.inner_attention)

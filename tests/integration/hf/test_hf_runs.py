@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import EXAMPLES
+from conftest import EXAMPLES, ROOT
 from hf_checkpoints import write_checkpoint
 from launch import train
 
@@ -22,7 +22,7 @@ LOG_OF_2048 = 7.62
 
 
 def test_the_finetune_example_starts_at_the_loss_of_the_checkpoint_and_exports_it(tmp_path):
-    command = [sys.executable, "-m", "torchtitan_qwen3_trn.assets.make_checkpoint"]
+    command = [sys.executable, ROOT / "tools" / "make_checkpoint.py"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     made = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr

@@ -16,7 +16,7 @@ from launch import train
 from small_disk import small_disk
 
 from torchtitan_qwen3_trn.checks.checkpoints import checkpoint_faults
-from torchtitan_qwen3_trn.models.hf.config import hf_config_for
+from torchtitan_qwen3_trn.models.described_spec import hf_config_of
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_disk_that_fills_up_fails_the_job_with_one_message_and_keeps_the_check
         """,
         base=TINY_MODEL,
     )
-    shapes = layout_and_class(hf_config_for(parse("--job.config_file", job).config)[1])[0].shapes
+    shapes = layout_and_class(hf_config_of(parse("--job.config_file", job).config.model_spec))[0].shapes
     nbytes = 4 * sum(math.prod(shape) for shape in shapes.values())
     # Room for the tensors, but not for the tokenizer that is written before them.
     with small_disk(tmp_path / "small", nbytes + 32768) as disk:

@@ -21,7 +21,9 @@ from safetensors.torch import save_file
 from transformers import Qwen3MoeConfig
 
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.models.hf_config import from_folder
+from torchtitan_qwen3_trn.models.qwen3.spec import model_config
+from torchtitan_qwen3_trn.models.qwen3.unsupported import unsupported
 from torchtitan_qwen3_trn.weights.verify import verify
 
 # Processor time. A verdict on such a folder takes milliseconds; a mutated number must not make it build forever.
@@ -145,7 +147,7 @@ def run(count: int, first: int, report: Callable[[str], None] = print) -> int:
                 with no_hang(LIMIT_S):
                     findings = verify(folder, cheap=True)
                     with contextlib.suppress(JobError):
-                        from_hf_config(read_hf_config(folder))
+                        model_config(from_folder(folder, rule=unsupported))
             except BaseException:
                 report(f"seed {seed}: {file.name} now {file.read_bytes()[:400]!r}")
                 raise

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from torchtitan_qwen3_trn.cli import main
 from torchtitan_qwen3_trn.errors import JobError
-from torchtitan_qwen3_trn.models.qwen3.hf_config import from_hf_config, read_hf_config
+from torchtitan_qwen3_trn.hf_files.folder import read_json
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.weights import offline
 from torchtitan_qwen3_trn.weights.offline import export_checkpoint, import_folder
@@ -68,7 +69,7 @@ def test_import_and_export_give_the_same_tensors_and_config(published, tmp_path,
     import_folder(published / kind, tmp_path / "dcp", route=route)
     export_checkpoint(tmp_path / "dcp", tmp_path / "out", limit=150_000)
     assert same(tensors(tmp_path / "out"), tensors(published / kind))
-    before, after = (read_hf_config(folder) for folder in (published / kind, tmp_path / "out"))
+    before, after = (read_json(folder / "config.json") for folder in (published / kind, tmp_path / "out"))
     assert before.items() <= after.items()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dcp", "out"]
     findings = verify(tmp_path / "out", checkpoint=tmp_path / "dcp")
@@ -120,7 +121,7 @@ def test_the_type_in_the_files_is_kept_on_the_way_in_and_chosen_on_the_way_out(p
     export_checkpoint(tmp_path / "dcp", tmp_path / "half", dtype=getattr(torch, dtype))
     expected = {name: value.to(getattr(torch, dtype)) for name, value in tensors(published / "moe").items()}
     assert same(tensors(tmp_path / "half"), expected)
-    assert read_hf_config(tmp_path / "half")["dtype"] == dtype
+    assert read_json(tmp_path / "half" / "config.json")["dtype"] == dtype
     import_folder(tmp_path / "half", tmp_path / "again")
     export_checkpoint(tmp_path / "again", tmp_path / "out")
     assert same(tensors(tmp_path / "out"), expected)
@@ -131,7 +132,6 @@ def test_the_type_in_the_files_is_kept_on_the_way_in_and_chosen_on_the_way_out(p
 def test_transformers_gives_the_training_models_logits_bit_for_bit(published, tmp_path, kind):
     """On the huggingface_v5 route the training model is Transformers' own class behind torchtitan's protocol."""
     from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-    from torchtitan_qwen3_trn.models.hf.config import from_folder
     from torchtitan_qwen3_trn.models.hf.layout import layout_of
     from torchtitan_qwen3_trn.models.hf.model import HFModel
 
@@ -151,7 +151,7 @@ def test_transformers_gives_the_training_models_logits_bit_for_bit(published, tm
 def native_checkpoint(folder, source, bias=0.0):
     """A training checkpoint of the native route, with the expert bias that training moves."""
     import_folder(source, folder.with_name("plain"))
-    config = model_config(from_hf_config(read_hf_config(source)))
+    config = model_config(from_folder(source))
     from torch.distributed.checkpoint.state_dict_loader import load
 
     state_dict = config.build().state_dict()
@@ -175,7 +175,7 @@ def test_a_config_of_another_model_is_refused_before_anything_is_written(publish
     import_folder(published / "untied", tmp_path / "dcp")
     other = tmp_path / "other"
     other.mkdir()
-    config = read_hf_config(published / "untied") | {
+    config = read_json(published / "untied" / "config.json") | {
         "intermediate_size": 96,
         "num_hidden_layers": 3,
         "layer_types": None,
@@ -291,7 +291,7 @@ def test_a_folder_in_order_passes_with_a_table(published, capsys):
 def tied_config(published, tmp_path):
     folder = tmp_path / "tied_config"
     folder.mkdir()
-    config = read_hf_config(published / "untied") | {"tie_word_embeddings": True}
+    config = read_json(published / "untied" / "config.json") | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -11,8 +11,6 @@ from transformers import PreTrainedModel
 
 from torchtitan_qwen3_trn.models.hf.sharding import local_slice
 
-__all__ = ["initialize"]
-
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, *, buffer_device: torch.device | None = None) -> None:

@@ -19,8 +19,6 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.tensor_names import ROTARY_FREQUENCIES
 
-__all__ = ["Layout", "layout_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:

@@ -19,8 +19,6 @@ from torchtitan_qwen3_trn.models.hf.init import initialize
 from torchtitan_qwen3_trn.models.hf.layout import Layout
 from torchtitan_qwen3_trn.models.hf.router_loss import RouterLoss
 
-__all__ = ["HFModel", "idle_parameters"]
-
 
 class HFModel(BaseModel):
     """``AutoModelForCausalLM`` as torchtitan trains it.

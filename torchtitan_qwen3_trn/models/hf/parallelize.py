@@ -25,8 +25,6 @@ from torchtitan.tools.logging import logger
 from torchtitan_qwen3_trn.models.hf.model import HFModel, idle_parameters
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import apply_tensor_parallel
 
-__all__ = ["parallelize"]
-
 _STORAGE_AXES = ["dp_replicate", "dp_shard", "tp"]
 
 

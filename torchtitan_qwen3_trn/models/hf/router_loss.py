@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 
 from torchtitan_qwen3_trn.models.balancing import with_loss
 
-__all__ = ["RouterLoss", "has_router_loss"]
-
 _FUNCTION = "load_balancing_loss_func"
 
 

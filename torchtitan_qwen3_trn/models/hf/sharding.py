@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch.distributed.tensor import DTensor
 
-__all__ = ["local_slice"]
-
 
 def local_slice(value: DTensor) -> tuple[slice, ...]:
     """The index that takes this rank's part out of the whole tensor, as distributed checkpoints see it.

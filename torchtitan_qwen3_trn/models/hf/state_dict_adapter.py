@@ -24,8 +24,6 @@ from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.sharding import local_slice
 
-__all__ = ["HFStateDictAdapter"]
-
 
 class HFStateDictAdapter(BaseStateDictAdapter):
     """Adapter for plain and sharded (FSDP, tensor parallel) state dicts. Changes neither argument."""

@@ -22,8 +22,6 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
-__all__ = ["apply_tensor_parallel", "unknown_styles"]
-
 _HEAD_STYLES = ("colwise_gather_output", "colwise_rep", "colwise")
 _EXPERT_STYLES = ("moe_tp_experts",)
 # The experts' parameters are split along with their module; the embedding follows the output layer.

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
-from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.tools import utils
 from transformers import PreTrainedConfig
 
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.launch import is_rank_zero
+from torchtitan_qwen3_trn.models.described_spec import DescribedModelSpec
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.config import hf_config_for
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.parallelize import parallelize
 from torchtitan_qwen3_trn.models.hf.router_loss import has_router_loss
 from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
-from torchtitan_qwen3_trn.models.qwen3.sizes import expected_first_loss
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.config import JobConfig
-
-__all__ = ["Experts", "expected_random_loss", "model_spec_for"]
+from torchtitan_qwen3_trn.models.model_section import described
 
 logger = logging.getLogger(__name__)
 
 Experts = Literal["auto", "eager", "grouped_mm", "batched_mm"]
 
 
-def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) -> ModelSpec:
+def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) -> DescribedModelSpec:
     """The model that ``[model]`` describes, as Transformers has it.
 
     Args:
@@ -42,7 +36,7 @@ def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) 
     Raises:
         JobError: the model cannot be built, or is of a kind this route cannot train.
     """
-    name, hf_config = hf_config_for(config)
+    name, hf_config = described(config)
     chosen = _experts_for(utils.device_type) if experts == "auto" else experts
     skeleton = build_on_meta(hf_config, document_mask=document_mask, experts=chosen)
     router_loss = config.model.load_balance == "aux_loss"
@@ -50,7 +44,7 @@ def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) 
         what = f'"aux_loss", but Transformers has no router loss for {type(skeleton).__name__}'
         raise JobError([Problem("model.load_balance", what, 'set it to "none"')])
     _say_what_differs(config, hf_config)
-    return ModelSpec(
+    return DescribedModelSpec(
         name=f"transformers/{hf_config.model_type}",
         flavor=name,
         model=HFModel.Config(
@@ -66,6 +60,7 @@ def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) 
         pipelining_fn=None,
         post_optimizer_build_fn=None,
         state_dict_adapter=HFStateDictAdapter,
+        hf_config=hf_config,
     )
 
 
@@ -76,25 +71,6 @@ def _say_what_differs(config: JobConfig, hf_config: PreTrainedConfig) -> None:
             'model.load_balance = "bias" is torchtitan\'s own and does not exist for a Transformers model: its experts '
             'are not balanced. "aux_loss" trains on the router loss of Transformers'
         )
-
-
-def expected_random_loss(config: JobConfig) -> float:
-    """First loss of this job's model if its weights were random, in nats per token (see `expected_first_loss`)."""
-    text = _architecture(config)
-    return expected_first_loss(
-        Architecture(
-            vocab_size=text.vocab_size,
-            dim=text.hidden_size,
-            n_layers=text.num_hidden_layers,
-            n_heads=text.num_attention_heads,
-            n_kv_heads=text.num_attention_heads,
-            init_std=getattr(text, "initializer_range", 0.02),
-        )
-    )
-
-
-def _architecture(config: JobConfig) -> PreTrainedConfig:
-    return cast(HFModel.Config, cast(ModelSpec, config.model_spec).model).architecture
 
 
 def _experts_for(device_type: str) -> str:

@@ -25,8 +25,6 @@ from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 
 from torchtitan_qwen3_trn.models.balancing import balancing_loss, with_loss
 
-__all__ = ["BalancedQwen3Model", "forget_counts_after_steps", "parallelize_balanced"]
-
 
 class GlobalBatchLoss:
     """What the routers of one model part decide, and the loss made of it.

@@ -12,57 +12,60 @@ base of their config.json files, 5e6 for 4B and 235B-A22B, 1e7 for 30B-A3B (quot
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
+
+from transformers import Qwen3Config, Qwen3MoeConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.models.qwen3.architecture import Architecture
-from torchtitan_qwen3_trn.models.qwen3.values import nearest
+from torchtitan_qwen3_trn.models.value_rules import nearest
 
-__all__ = ["FLAVORS", "flavor"]
-
-_VOCAB = 151_936
 _LONG = 262_144
 
 
-def _dense(
-    dim: int, n_layers: int, n_heads: int, hidden_dim: int, *, tied: bool = False, vocab_size: int = _VOCAB
-) -> Architecture:
-    return Architecture(
-        vocab_size=vocab_size,
-        dim=dim,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        n_kv_heads=8,
-        hidden_dim=hidden_dim,
-        enable_weight_tying=tied,
-    )
+def _dense(width: int, layers: int, heads: int, feed_forward: int, **others: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 151_936,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": feed_forward,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1e6,
+        **others,
+    }
 
 
-def _experts(base: Architecture, num_experts: int, moe_hidden_dim: int, n_kv_heads: int) -> Architecture:
-    return replace(
-        base,
-        num_experts=num_experts,
-        top_k=8,
-        moe_hidden_dim=moe_hidden_dim,
-        n_kv_heads=n_kv_heads,
-        enable_weight_tying=False,
-    )
+def _experts(dense: dict[str, Any], experts: int, width: int, key_value_heads: int, **others: Any) -> dict[str, Any]:
+    return {
+        **dense,
+        "num_key_value_heads": key_value_heads,
+        "tie_word_embeddings": False,
+        "num_experts": experts,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+        **others,
+    }
 
 
-_DEBUG = replace(_dense(256, 8, 16, 3072, tied=True, vocab_size=2048), max_seq_len=4096)
-_4B = _dense(2560, 36, 32, 9728, tied=True)
+_TIED = {"tie_word_embeddings": True}
+_DEBUG = _dense(256, 8, 16, 3072, vocab_size=2048, max_position_embeddings=4096, **_TIED)
+_4B = _dense(2560, 36, 32, 9728, **_TIED)
 _30B = _experts(_dense(2048, 48, 32, 6144), 128, 768, 4)
-_235B = replace(_experts(_dense(4096, 94, 64, 12288), 128, 1536, 4), rope_theta=5e6)
-_4B_2507 = replace(_4B, rope_theta=5e6, max_seq_len=_LONG)
-_30B_2507 = replace(_30B, rope_theta=1e7, max_seq_len=_LONG)
-_235B_2507 = replace(_235B, rope_theta=5e6, max_seq_len=_LONG)
+_235B = _experts(_dense(4096, 94, 64, 12288), 128, 1536, 4, rope_theta=5e6)
+_4B_2507 = {**_4B, "rope_theta": 5e6, "max_position_embeddings": _LONG}
+_30B_2507 = {**_30B, "rope_theta": 1e7, "max_position_embeddings": _LONG}
+_235B_2507 = {**_235B, "max_position_embeddings": _LONG}
 
-FLAVORS: dict[str, Architecture] = {
+# Values of Transformers' configuration classes, which spell them as config.json does.
+FLAVORS: dict[str, dict[str, Any]] = {
     "debugmodel": _DEBUG,
-    "debugmodel_non_fused_qkv": replace(_DEBUG, fuse_qkv=False),
+    "debugmodel_non_fused_qkv": _DEBUG,
     "debugmodel_moe": _experts(_DEBUG, 64, 768, 8),
-    "0.6B": _dense(1024, 28, 16, 3072, tied=True),
-    "1.7B": _dense(2048, 28, 16, 6144, tied=True),
+    "0.6B": _dense(1024, 28, 16, 3072, **_TIED),
+    "1.7B": _dense(2048, 28, 16, 6144, **_TIED),
     "4B": _4B,
     "8B": _dense(4096, 36, 32, 12288),
     "14B": _dense(5120, 40, 40, 17408),
@@ -76,10 +79,12 @@ FLAVORS: dict[str, Architecture] = {
     "235B-A22B-Instruct-2507": _235B_2507,
     "235B-A22B-Thinking-2507": _235B_2507,
 }
+# Flavors whose query, key and value projections torchtitan keeps in three matrices. Files are the same.
+SEPARATE_QKV = frozenset({"debugmodel_non_fused_qkv"})
 
 
-def flavor(name: str) -> Architecture:
-    """The architecture called ``name`` in `FLAVORS`.
+def flavor(name: str, **changes: Any) -> Qwen3Config | Qwen3MoeConfig:
+    """The configuration called ``name`` in `FLAVORS`, new at every call, with ``changes`` of single values.
 
     Raises:
         JobError: there is none; the message lists all names, the nearest first.
@@ -87,4 +92,5 @@ def flavor(name: str) -> Architecture:
     if name not in FLAVORS:
         names = ", ".join(nearest(name, list(FLAVORS)))
         raise JobError([Problem("model.flavor", f'"{name}" is not a Qwen3 flavor', f"choose one of {names}")])
-    return FLAVORS[name]
+    values = FLAVORS[name] | changes
+    return Qwen3MoeConfig(**values) if "num_experts" in values else Qwen3Config(**values)

@@ -25,8 +25,6 @@ from torchtitan_qwen3_trn.hf_files.index import file_numbers
 from torchtitan_qwen3_trn.hf_files.tensor_names import ROTARY_FREQUENCIES, listed
 from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
 
-__all__ = ["EXPERT_BIAS", "Qwen3StateDictAdapter", "moved_expert_biases"]
-
 _EMBEDDING, _OUTPUT = "tok_embeddings.weight", "lm_head.weight"
 EXPERT_BIAS = re.compile(r"layers\.(\d+)\.moe\.expert_bias_E")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torchtitan.models.common.rope import CosSinRoPE
 
-__all__ = ["YarnCosSinRoPE"]
-
 
 class YarnCosSinRoPE(CosSinRoPE):
     """`CosSinRoPE` whose cos and sin are multiplied by ``attention_factor``.

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import nki_emulator
 import torch
 from torch.utils import _pytree
 
+import nki_emulator
 from torch_neuronx._build import extension
 
 _device: types.ModuleType | None = None

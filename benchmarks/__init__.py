@@ -1,0 +1,1 @@
+"""Measurements of this package against other ways to do the same."""

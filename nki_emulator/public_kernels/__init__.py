@@ -1,0 +1,1 @@
+"""AWS's public kernels on the emulator: ``python -m nki_emulator.public_kernels --help`` runs and compares them."""

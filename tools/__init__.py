@@ -1,0 +1,1 @@
+"""Scripts of this repository. They are not installed with the package."""
