@@ -123,7 +123,7 @@ def test_the_reference_takes_any_size(parse_job):
     assert parse_job("[plugins.nki-moe]\nblock_rows = 1000\n", base=MOE).status is None
 
 
-@pytest.mark.parametrize(("plugin", "module"), [("nki-rope", "nki_rope"), ("nki-moe", "nki_experts")])
+@pytest.mark.parametrize(("plugin", "module"), [("nki-rope", "rope_nki"), ("nki-moe", "experts_nki")])
 def test_chosen_kernels_that_cannot_be_imported_are_an_error(parse_job, monkeypatch, plugin, module):
     monkeypatch.setattr(utils, "device_type", "neuron")
     outcome = parse_job(base=REAL)
