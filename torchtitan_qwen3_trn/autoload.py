@@ -1,8 +1,12 @@
-"""The two seams: the only places where an attribute of stock torchtitan is replaced.
+"""The two seams, and all else that this package changes in other libraries.
 
 1. ``torchtitan.config.ConfigManager`` becomes a subclass that understands ``--job.config_file``.
 2. ``torchtitan.tools.utils.device_type`` and ``device_module`` become the CPU's when no accelerator exists
-   (stock assumes CUDA and fails).
+   (stock assumes CUDA and fails). In a process where PyTorch loads no back ends this happens late, and the copies of
+   these two names in other modules of torchtitan are replaced as well (`install_cpu_device_late`).
+
+No other attribute of a host library is replaced. A job that trains a Transformers model without a document mask
+registers Transformers' attention function under one more name in its public registry (``models/hf/build.py``).
 
 PyTorch calls :func:`autoload` at the end of ``import torch`` (entry-point group ``torch.backends``), so both are
 registered as post-import hooks: a process that never imports torchtitan is left as it was. Set

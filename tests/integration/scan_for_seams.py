@@ -54,12 +54,20 @@ def copied_by_stock_itself(module_name: str, attribute: str, value: object) -> b
     return any(getattr(sys.modules.get(source), attribute, None) is value for source in sources)
 
 
+def registered_attention() -> list[str]:
+    """Names in Transformers' registry of attention functions that it does not have by itself."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    names = modeling.ALL_ATTENTION_FUNCTIONS.valid_keys() if modeling else []
+    return [name for name in names if "document_mask" in name]
+
+
 def main() -> None:
     from torchtitan import train
 
     train.main()
     found = [row for row in attributes() if is_ours(row[2])]
     rows = [(module, name, copied_by_stock_itself(module, name, value)) for module, name, value in found]
+    rows += [("transformers", name, False) for name in registered_attention()]
     print("SEAMS", json.dumps(sorted(set(rows))))
 
 

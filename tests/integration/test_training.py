@@ -13,8 +13,6 @@ import pytest
 from conftest import EXAMPLES, TINY_MODEL
 from launch import train
 
-pytestmark = pytest.mark.slow
-
 
 def test_moe_example_trains_on_the_cpu_with_a_falling_loss(tmp_path):
     run = train("--job.config_file", EXAMPLES / "qwen3_moe.toml", cwd=tmp_path)
@@ -27,6 +25,7 @@ def test_moe_example_trains_on_the_cpu_with_a_falling_loss(tmp_path):
     assert "qwen3, sdpa, nki-rope, nki-moe" in run.log
 
 
+@pytest.mark.slow
 def test_without_autoload_the_module_form_still_trains(tmp_path):
     run = train(
         "--module", "torchtitan_qwen3_trn", "--config", "qwen3_moe", "--training.steps", "2",
@@ -45,7 +44,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "tp", "pp"))]
+)
 def test_two_ranks_train_on_the_cpu(write_job, tmp_path, layout):
     base = TINY_MODEL.replace("[model]", "[model]\nenable_weight_tying = false") if layout == "pp" else TINY_MODEL
     job = write_job(f"[parallelism]\n{LAYOUTS[layout]}\n", base=base)
@@ -56,6 +57,7 @@ def test_two_ranks_train_on_the_cpu(write_job, tmp_path, layout):
         assert run.losses[3] < run.losses[1]
 
 
+@pytest.mark.slow
 def test_expert_parallelism_trains_on_the_cpu_and_says_what_it_changed(write_job, tmp_path):
     job = write_job("[parallelism]\nexpert_parallel_degree = 2\n", base=MOE)
     run = train("--job.config_file", job, ranks=2, cwd=tmp_path, show_all_ranks=True)
@@ -64,6 +66,7 @@ def test_expert_parallelism_trains_on_the_cpu_and_says_what_it_changed(write_job
     assert run.log.count('parallelism.spmd_backend is set to "partial_dtensor"') == 1
 
 
+@pytest.mark.slow
 def test_checkpoint_resumes_with_the_loss_it_would_have_had(write_job, tmp_path):
     checkpoint = "[checkpoint]\nenable = true\ninterval = 2\nlast_save_model_only = false\n"
     job = write_job(checkpoint + "[job]\ndump_folder = 'out'\n[debug]\nseed = 1\n", base=TINY_MODEL)
@@ -75,6 +78,7 @@ def test_checkpoint_resumes_with_the_loss_it_would_have_had(write_job, tmp_path)
     assert second.losses[4] == straight.losses[4]
 
 
+@pytest.mark.slow
 def test_finished_run_is_not_taken_for_one_to_resume(write_job, tmp_path):
     job = write_job("[checkpoint]\nenable = true\n[job]\ndump_folder = 'out'\n", base=TINY_MODEL)
     first = train("--job.config_file", job, "--training.steps", "1", cwd=tmp_path)
@@ -84,6 +88,7 @@ def test_finished_run_is_not_taken_for_one_to_resume(write_job, tmp_path):
     assert "out/checkpoint/step-1 holds a model and no training state" in again.log
 
 
+@pytest.mark.slow
 def test_validation_uses_the_document_mask_too(write_job, tmp_path):
     # Without learning, validation on the training text gives the training loss only if it masks as training does.
     validator = "[validator]\nenable = true\nfreq = 1\nsteps = 1\n[validator.dataloader]\ndataset = 'c4_test'\n"
@@ -97,17 +102,38 @@ def test_validation_uses_the_document_mask_too(write_job, tmp_path):
     assert abs(validated - run.losses[1]) < 1e-4
 
 
-def test_exactly_two_attributes_of_the_host_libraries_point_here(write_job, tmp_path):
+def replaced_attributes(*args: str | Path, cwd: Path, port: int, **environment: str) -> list[tuple[str, str, bool]]:
+    """What points into this package after a training run: module, attribute, whether stock copied it itself."""
     scan = Path(__file__).with_name("scan_for_seams.py")
-    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
-    command = [sys.executable, str(scan), "--job.config_file", str(write_job(base=TINY_MODEL))]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **environment}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, str(scan), *map(str, args)]
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.split("SEAMS ")[1])
+    return json.loads(done.stdout.split("SEAMS ")[1])
+
+
+def test_exactly_two_attributes_of_the_host_libraries_point_here(write_job, tmp_path):
+    rows = replaced_attributes("--job.config_file", write_job(base=TINY_MODEL), cwd=tmp_path, port=29617)
     replaced = {(module, name) for module, name, copied in rows if not copied}
     assert replaced == {("torchtitan.config", "ConfigManager"), ("torchtitan.tools.utils", "device_module")}
     assert {name for _, name, copied in rows if copied} <= {"ConfigManager", "device_module"}
+
+
+@pytest.mark.slow
+def test_without_autoload_only_the_device_is_replaced_late(tmp_path):
+    module_form = ["--module", "torchtitan_qwen3_trn", "--config", "qwen3_moe", "--training.steps", "1"]
+    rows = replaced_attributes(*module_form, cwd=tmp_path, port=29618, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert {name for _, name, _ in rows} == {"device_module"}
+    assert ["torchtitan.tools.utils", "device_module", False] in rows
+
+
+@pytest.mark.slow
+def test_a_name_is_registered_with_transformers_only_for_a_job_without_document_mask(write_job, tmp_path):
+    base = TINY_MODEL.replace("[model]", '[model]\nbackend = "huggingface_v5"')
+    for text, rows in (("", 0), ("[plugins.hf-transformers]\ndocument_mask = false\n", 1)):
+        found = replaced_attributes("--job.config_file", write_job(text, base=base), cwd=tmp_path, port=29619)
+        assert sum(name == "sdpa_without_document_mask" for _, name, _ in found) == rows
 
 
 def test_bad_job_under_a_launcher_speaks_once_and_leaves_nothing(write_job, tmp_path):

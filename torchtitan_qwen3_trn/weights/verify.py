@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.constants import SAFETENSORS_INDEX_FILE as INDEX
 from safetensors import safe_open
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.common.moe import GroupedExperts
@@ -23,7 +24,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import file_problem, links_out, require_folder, weight_files
 from torchtitan_qwen3_trn.hf_files.headers import DTYPES, check_tensors, read_headers
-from torchtitan_qwen3_trn.hf_files..py import INDEX
 from torchtitan_qwen3_trn.hf_files.index import total_size_problems
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.constants import SAFETENSORS_INDEX_FILE as INDEX
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -29,7 +30,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchtitan_qwen3_trn.hf_files.file_plan import FilePlan, Place, plan_files
-from torchtitan_qwen3_trn.hf_files..py import INDEX
 from torchtitan_qwen3_trn.hf_files.tensor_names import shape_differences
 
 # Bytes converted and written at a time.

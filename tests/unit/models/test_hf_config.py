@@ -286,9 +286,8 @@ def test_differences_are_those_in_what_is_computed():
         line,
         "max_position_embeddings: 40960, and not 262144",
     ]
-    assert (
-        config_differences(flavor("0.6B"), flavor("0.6B", rope_parameters={"type": "default", "rope_theta": 1e6})) == []
-    )
+    spelled = flavor("0.6B", rope_parameters={"type": "default", "rope_theta": 1e6})
+    assert config_differences(flavor("0.6B"), spelled) == []
 
 
 def test_layers_with_experts_follow_transformers_rule():

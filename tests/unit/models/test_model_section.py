@@ -99,7 +99,7 @@ def test_a_value_another_architecture_does_not_have_is_refused():
 
 def test_a_wrong_field_or_type_in_a_job_is_refused(parse_job):
     for line, says in [
-        ("n_layer = 2", "did you mean n_layers"),
+        ("n_layer = 2", "did you mean 'n_layers'"),
         ('top_k = "2"', "model.top_k"),
         ("top_k = 2.5", "model.top_k"),
     ]:

@@ -33,6 +33,12 @@ def build(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> 
     )
 
 
+def _mask_free_attention() -> str:
+    """Transformers' own attention under a second name, in its public registry: the only way to ask for no mask."""
+    AttentionInterface.register(_MASK_FREE, sdpa_attention_forward)
+    return _MASK_FREE
+
+
 def build_on_meta(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> PreTrainedModel:
     """The model on the meta device, after a look at its structure; nothing is allocated.
 

@@ -9,9 +9,8 @@ from torchtitan.models.qwen3 import Qwen3StateDictAdapter as StockAdapter
 from torchtitan.models.qwen3 import model_registry, qwen3_configs
 from transformers import AutoModelForCausalLM
 
-from torchtitan_qwen3_trn.models.described_spec import parameter_count
 from torchtitan_qwen3_trn.models.qwen3.flavors import SEPARATE_QKV, flavor
-from torchtitan_qwen3_trn.models.qwen3.spec import model_config, model_spec
+from torchtitan_qwen3_trn.models.qwen3.spec import model_config, model_spec, parameter_count
 from torchtitan_qwen3_trn.models.qwen3.yarn_rope import YarnCosSinRoPE
 
 
@@ -43,9 +42,8 @@ def comparable(value):
 @pytest.mark.parametrize("name", qwen3_configs)
 def test_a_stock_flavor_gives_the_stock_config(name):
     """Every field of every nested config, and every initialisation rule, torchtitan 0.3.0's own as reference."""
-    assert comparable(model_config(flavor(name), fuse_qkv=name not in SEPARATE_QKV)) == comparable(
-        qwen3_configs[name]("flex")
-    )
+    ours = model_config(flavor(name), fuse_qkv=name not in SEPARATE_QKV)
+    assert comparable(ours) == comparable(qwen3_configs[name]("flex"))
 
 
 def test_the_comparison_sees_initialisation_and_rotary_differences():
@@ -76,6 +74,9 @@ def test_a_mixed_model_has_experts_exactly_where_the_architecture_says():
     config = model_config(small(decoder_sparse_step=2, mlp_only_layers=[3]))
     assert [layer.moe is not None for layer in config.layers] == [False, True, False, False]
     assert [layer.feed_forward is not None for layer in config.layers] == [True, False, True, True]
+    with torch.device("meta"):
+        model = config.build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(config)
 
 
 def test_without_load_balancing_the_router_has_no_bias():
