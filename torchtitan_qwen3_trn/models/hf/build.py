@@ -66,12 +66,6 @@ def attention_kinds(hf_config: PreTrainedConfig) -> set[str]:
     return {"sliding_attention" if getattr(hf_config, "sliding_window", None) else "full_attention"}
 
 
-def _mask_free_attention() -> str:
-    """A name for Transformers' own SDPA under which it builds no mask, registered for jobs that ask for it only."""
-    AttentionInterface.register(_MASK_FREE, sdpa_attention_forward)
-    return _MASK_FREE
-
-
 def _unsupported_structure(model: PreTrainedModel) -> str:
     """Why ``model`` cannot be trained by this route; empty when it can."""
     decoder, head = getattr(model, "model", None), model.get_output_embeddings()
