@@ -5,7 +5,7 @@ from __future__ import annotations
 import nox
 
 PYTHONS = ["3.11", "3.12", "3.13"]
-SITE = ("-W", "--keep-going", "-n", "-b", "html", "docs", "docs/_build/html")
+SITE = ("-E", "-W", "--keep-going", "-n", "-b", "html", "docs", "docs/_build/html")
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
 
 nox.options.sessions = ["lint", "types", "docs", "tests"]
@@ -17,7 +17,7 @@ nox.options.error_on_missing_interpreters = False
 def tests(session: nox.Session) -> None:
     """Run the quick tests on each installed Python; further arguments go to pytest."""
     session.install("-e", ".[test]")
-    session.run("pytest", "-m", "not slow", "tests/unit", "tests/integration", *session.posargs)
+    session.run("pytest", *session.posargs)
 
 
 @nox.session

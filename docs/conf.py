@@ -1,4 +1,4 @@
-"""Sphinx configuration: ``python -m sphinx -W --keep-going -n -b html docs docs/_build/html``."""
+"""Sphinx configuration: ``python -m sphinx -E -W --keep-going -n -b html docs docs/_build/html``."""
 
 project = "torchtitan-qwen3-trn"
 author = "The torchtitan-qwen3-trn authors"
