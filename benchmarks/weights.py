@@ -74,10 +74,11 @@ def tensors_of(config: Any) -> dict[str, Any]:
     """Weights by their names in files; not zeros, which a file system may not store."""
     import torch
 
-    from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
+    from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+    from torchtitan_qwen3_trn.models.hf.layout import layout_of
 
     generator = torch.Generator().manual_seed(0)
-    shapes = layout_and_class(config)[0].shapes
+    shapes = layout_of(build_on_meta(config)).shapes
     return {name: torch.empty(shape).uniform_(-1, 1, generator=generator) for name, shape in shapes.items()}
 
 

@@ -38,11 +38,9 @@ def layout_of_folder(folder: Path) -> Layout:
         JobError: config.json cannot be used, or has more layers or experts than there are tensors.
     """
     found, problems = read_headers(folder)
-    if problems:
+    if problems := problems or count_problems(folder, len(found)):
         raise JobError(problems)
-    if problems := count_problems(folder, len(found)):
-        raise JobError(problems)
-    return layout_of(build_on_meta(from_folder(folder), document_mask=True, experts="eager"))
+    return layout_of(build_on_meta(from_folder(folder)))
 
 
 def count_problems(folder: Path, tensors: int) -> list[Problem]:

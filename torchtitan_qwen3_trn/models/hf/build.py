@@ -39,8 +39,10 @@ def _mask_free_attention() -> str:
     return _MASK_FREE
 
 
-def build_on_meta(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> PreTrainedModel:
-    """The model on the meta device, after a look at its structure; nothing is allocated.
+def build_on_meta(
+    hf_config: PreTrainedConfig, *, document_mask: bool = True, experts: str = "eager"
+) -> PreTrainedModel:
+    """The model on the meta device, its structure checked; nothing is allocated. Arguments are those of `build`.
 
     Raises:
         JobError: Transformers cannot build it, or it is not a decoder this route can train.
