@@ -102,7 +102,7 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's pieces; meanwhile finished files are flushed to disk, and hashed if this rank alone writes them."""
+        """Write this rank's pieces; threads flush finished files, and hash those that this rank writes alone."""
         given: Mapping[str, Any] = plan.storage_data or {"places": {}, "headers": {}}
         places: Mapping[str, Place] = given["places"]
         headers: Mapping[str, bytes] = given["headers"]

@@ -14,18 +14,17 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_qwen3_trn.hf_files.index import file_numbers
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed
-from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
+from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedLoading
 from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.sharding import local_slice
 
 
-class HFStateDictAdapter(BaseStateDictAdapter):
+class HFStateDictAdapter(WindowedLoading, BaseStateDictAdapter):
     """Adapter for plain and sharded (FSDP, tensor parallel) state dicts. Changes neither argument."""
 
     def __init__(self, model_config: HFModel.Config, hf_assets_path: str | None) -> None:
@@ -82,16 +81,6 @@ class HFStateDictAdapter(BaseStateDictAdapter):
         native.update((key, self._whole(key, pieces)) for key, pieces in fused.items())
         native.update((key, native[source]) for key, source in self._layout.tied.items() if source in native)
         return native
-
-    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> HuggingFaceStorageReader:
-        """A reader that keeps little of the files resident.
-
-        Raises:
-            ValueError: quantized files are asked for.
-        """
-        if from_quantized:
-            raise ValueError("checkpoint.initial_load_in_hf_quantized: quantized weights cannot be trained here")
-        return WindowedReader(path)
 
     def _whole(self, key: str, pieces: Mapping[str, Any]) -> torch.Tensor:
         projections, names = self._layout.projections[key], self._layout.names[key]
