@@ -18,7 +18,7 @@ from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
 
 def check_export(folder: Path, config: PreTrainedConfig) -> list[Problem]:
-    """What keeps ``folder`` from being a faithful export of the model ``config`` describes; the cheap checks only."""
+    """Where the export ``folder`` differs from the model ``config`` describes; the cheap checks only."""
     try:
         layout = layout_of_folder(folder)
         written = from_folder(folder)

@@ -1,4 +1,4 @@
-"""The export of a training job: when, where to, and what keeps it from being faithful."""
+"""The export of a training job: its destination, its tensors, and the files that a later export needs."""
 
 from __future__ import annotations
 

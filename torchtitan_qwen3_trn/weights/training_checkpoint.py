@@ -1,7 +1,7 @@
 """Reading the training checkpoints of the native and the huggingface_v5 route, tensor by tensor.
 
-Which tensors of Hugging Face files make up a tensor of the checkpoint is asked of the adapters that training uses, with
-a model on the meta device.
+The state dict adapters of training, with a model on the meta device, tell which tensors of Hugging Face files make up
+a tensor of the checkpoint.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _CachedMetadataReader(FileSystemReader):
 
 
 class TrainingCheckpoint:
-    """A training checkpoint and the model that ``assets/config.json`` says it is of.
+    """A training checkpoint of the model that ``assets/config.json`` describes.
 
     Reads the checkpoint's ``.metadata``, which is a pickle: use it on checkpoints of your own.
 
@@ -79,7 +79,7 @@ class TrainingCheckpoint:
 
     Raises:
         JobError: ``path`` is not a checkpoint of that model: of no known route, tensors missing or of another shape,
-            or different although config.json ties them.
+            or tied by config.json and yet different.
     """
 
     def __init__(self, path: Path, assets: Path) -> None:
@@ -107,7 +107,7 @@ class TrainingCheckpoint:
         return embedding.properties.dtype if isinstance(embedding, TensorStorageMetadata) else torch.float32
 
     def read(self, key: str) -> torch.Tensor:
-        """The tensor ``key``; of those that become several tensors in files the last few are kept in memory."""
+        """The tensor ``key``; the last few that become several tensors in files are cached."""
         if key in self._recent:
             return self._recent[key]
         stored = self._stored[key]

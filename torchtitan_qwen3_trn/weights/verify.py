@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.constants import SAFETENSORS_INDEX_FILE as INDEX
 from safetensors import safe_open
+from torchtitan.config.override import derive
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.common.moe import GroupedExperts
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -74,7 +75,7 @@ def verify(folder: Path, *, checkpoint: Path | None = None, cheap: bool = False)
     comes with it is run.
 
     Args:
-        folder: config.json, safetensors, and whatever else.
+        folder: config.json, safetensors, and other files of a checkpoint.
         checkpoint: the training checkpoint it was exported from, to be compared tensor by tensor.
         cheap: read headers and small files only.
     """
@@ -263,10 +264,8 @@ def _native_logits(folder: Path, hf_config: PreTrainedConfig, tokens_BL: torch.T
         if isinstance(layer.attention.inner_attention, FlexAttention.Config):
             layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
         if layer.moe is not None:
-            stock = layer.moe.routed_experts.inner_experts
-            layer.moe.routed_experts.inner_experts = _Float32Experts.Config(
-                dim=stock.dim, hidden_dim=stock.hidden_dim, num_experts=stock.num_experts, param_init=stock.param_init
-            )
+            routed = layer.moe.routed_experts
+            routed.inner_experts = derive(routed.inner_experts, _Float32Experts.Config)
     model, adapter, found = config.build(), Qwen3StateDictAdapter(config, None), read_headers(folder)[0]
     names = chain.from_iterable(adapter.file_names.values())
     published = {name: read_tensor(folder, found, name).float() for name in names}

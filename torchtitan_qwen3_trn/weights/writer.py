@@ -1,9 +1,9 @@
 """Writing safetensors from all ranks at once, every byte once.
 
 PyTorch's ``HuggingFaceStorageWriter`` lets every rank write files of its own shards and then copies them into the final
-ones: everything is written twice and read once. Here each rank writes its shards where they belong in the final files,
-because a safetensors header can be computed before the tensors are there. What each rank holds, and which replica is
-written, is decided by ``torch.distributed.checkpoint``'s planner as always.
+ones: everything is written twice and read once. Here each rank writes its shards at their place in the final files,
+because shapes and dtypes are enough to compute a safetensors header. The planner of ``torch.distributed.checkpoint``
+decides as usual which rank writes what, and which replica.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _is_whole(item: WriteItem, place: Place) -> bool:
 
 
 def _windows(value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of ``value`` by the window, each with the number of its first row."""
+    """``value`` in windows of rows, each with the number of its first row."""
     if value.ndim == 0:
         yield 0, value
         return

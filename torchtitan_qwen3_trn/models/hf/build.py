@@ -1,4 +1,4 @@
-"""Building a Transformers model without weights, and what of its structure this route relies on."""
+"""Building a Transformers model without weights, and checking its structure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
-# Transformers finds packed documents in the positions and builds a mask for them. For an attention function without a
-# mask function of its own it builds none: causal attention over the whole row.
+# Transformers detects packed documents by their positions and builds a mask for them, but not for an attention function
+# without a mask function of its own: then attention is causal over the whole row.
 _MASK_FREE = "sdpa_without_document_mask"
 
 
 def build(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> PreTrainedModel:
-    """``AutoModelForCausalLM`` of ``hf_config`` on the current default device, in the default dtype, untouched.
+    """``AutoModelForCausalLM`` of ``hf_config`` on the current default device, in the default dtype, not modified.
 
     Args:
         hf_config: left as it is; the model gets a copy.

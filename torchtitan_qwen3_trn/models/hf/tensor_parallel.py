@@ -32,7 +32,7 @@ class _Whole(ParallelStyle):
     """Parameters are replicated; the module computes on plain tensors.
 
     Args:
-        summed: whether each rank computes a summand of the gradient, because it sees only its heads.
+        summed: whether each rank computes one term of the gradient's sum, because it has only its own heads.
     """
 
     def __init__(self, *, summed: bool = False) -> None:
@@ -71,7 +71,11 @@ class _ByExpert(ParallelStyle):
 
 
 class _ByVocabulary(ParallelStyle):
-    """An embedding's rows are split; each rank looks up its own, and the ranks' outputs are summed."""
+    """An embedding's rows are split; each rank looks up its own, and the ranks' outputs are summed.
+
+    PyTorch's `RowwiseParallel` for embeddings masks by boolean indices, whose number depends on the data; compilers for
+    fixed shapes, as Neuron's, want `where` and `masked_fill`.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, Shard(0))
@@ -147,11 +151,11 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> No
 
 
 def _compute_on_local_parameters(module: nn.Module, *, summed: bool = False) -> None:
-    """During forward, let ``module`` see the local tensors behind its DTensor parameters.
+    """During forward, replace the DTensor parameters of ``module`` by their local tensors.
 
     Args:
         module: its parameters are DTensors.
-        summed: whether each rank computes a summand of their gradients rather than the gradient.
+        summed: whether each rank computes one term of a sum that is their gradient.
     """
     kept: list[dict[str, nn.Parameter | None]] = []
 
@@ -170,7 +174,7 @@ def _compute_on_local_parameters(module: nn.Module, *, summed: bool = False) -> 
 
 
 def _sum_over_ranks(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The sum of the ranks' ``value``, the same on all of them; each rank's summand gets the whole gradient."""
+    """The sum of the ranks' ``value``, the same on all of them; each rank's ``value`` gets the whole gradient."""
     partial = DTensor.from_local(value, mesh, [Partial()], run_check=False)
     return partial.redistribute(placements=[Replicate()]).to_local()
 
