@@ -54,13 +54,25 @@ class MetaModel:
     tied: Mapping[str, str]
 
 
-class _CachedMetadataReader(FileSystemReader):
+class _Reader(FileSystemReader):
     """Stock's reader, but ``.metadata`` is read once and not for every tensor."""
 
     @cached_property
     def metadata(self) -> Metadata:
-        """The content of ``.metadata``."""
-        return super().read_metadata()
+        """The content of ``.metadata``.
+
+        Raises:
+            JobError: it does not exist or cannot be read.
+        """
+        folder = Path(self.path)
+        if not (folder / ".metadata").is_file():
+            reason = "there is no .metadata in it" if folder.is_dir() else "there is no such folder"
+            raise JobError([Problem(str(folder), f"is not a training checkpoint: {reason}", "name a folder step-N")])
+        try:
+            return super().read_metadata()
+        except Exception as error:
+            what = f"cannot be read ({type(error).__name__}: {error})"
+            raise JobError([Problem(str(folder / ".metadata"), what)]) from error
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """As stock's method."""
@@ -83,7 +95,7 @@ class TrainingCheckpoint:
     """
 
     def __init__(self, path: Path, assets: Path) -> None:
-        self.path, self._reader = path, _reader(path)
+        self.path, self._reader = path, _Reader(path)
         self._stored = self._reader.metadata.state_dict_metadata
         self.route = _route(path, self._stored)
         self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
@@ -179,21 +191,6 @@ def _route(path: Path, keys: Collection[str]) -> Route:
             return route
     what = "holds no model of the native or the huggingface_v5 route"
     raise JobError([Problem(str(path), what, "name the folder step-N of a training checkpoint")])
-
-
-def _reader(checkpoint: Path) -> _CachedMetadataReader:
-    """A reader that has read ``.metadata``."""
-    if not (checkpoint / ".metadata").is_file():
-        reason = "there is no .metadata in it" if checkpoint.is_dir() else "there is no such folder"
-        what = f"is not a training checkpoint: {reason}"
-        raise JobError([Problem(str(checkpoint), what, "name a folder step-N")])
-    reader = _CachedMetadataReader(checkpoint)
-    try:
-        reader.read_metadata()
-    except Exception as error:
-        what = f"cannot be read ({type(error).__name__}: {error})"
-        raise JobError([Problem(str(checkpoint / ".metadata"), what)]) from error
-    return reader
 
 
 def meta_model(route: Route, config: PreTrainedConfig, folder: Path) -> MetaModel:

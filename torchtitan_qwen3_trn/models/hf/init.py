@@ -7,8 +7,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from torchtitan_qwen3_trn.models.hf.sharding import local_slice
-
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, *, buffer_device: torch.device | None = None) -> None:
@@ -53,3 +51,16 @@ def _whole_tensor(value: DTensor) -> nn.Parameter:
     if local.shape != value.shape:
         local = torch.empty(value.shape, dtype=value.dtype, device=local.device)
     return nn.Parameter(local, requires_grad=False)
+
+
+def local_slice(value: DTensor) -> tuple[slice, ...]:
+    """The index that takes this rank's part out of the whole tensor, as distributed checkpoints see it.
+
+    Raises:
+        ValueError: the part is not one contiguous block.
+    """
+    chunks = value.__create_chunk_list__()
+    if len(chunks) != 1:
+        raise ValueError(f"a tensor of shape {tuple(value.shape)} is held in {len(chunks)} pieces on one rank")
+    offsets, sizes = chunks[0].offsets, chunks[0].sizes
+    return tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))

@@ -20,8 +20,8 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan_qwen3_trn.hf_files.index import file_numbers
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedLoading
+from torchtitan_qwen3_trn.models.hf.init import local_slice
 from torchtitan_qwen3_trn.models.hf.model import HFModel
-from torchtitan_qwen3_trn.models.hf.sharding import local_slice
 
 
 class HFStateDictAdapter(WindowedLoading, BaseStateDictAdapter):
