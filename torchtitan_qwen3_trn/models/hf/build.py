@@ -11,10 +11,13 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.models.hf_config import first_lines
 
 # Transformers detects packed documents by their positions and builds a mask for them, but not for an attention function
 # without a mask function of its own: then attention is causal over the whole row.
 _MASK_FREE = "sdpa_without_document_mask"
+# Transformers' own attention under a second name, in its public registry: the only way to ask for no mask.
+AttentionInterface.register(_MASK_FREE, sdpa_attention_forward)
 
 
 def build(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> PreTrainedModel:
@@ -25,18 +28,12 @@ def build(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> 
         document_mask: whether attention will be given a mask. Without one it is causal over the whole row.
         experts: how Transformers computes experts: ``eager``, ``grouped_mm`` or ``batched_mm``.
     """
-    options: dict[str, Any] = {"attn_implementation": "sdpa" if document_mask else _mask_free_attention()}
+    options: dict[str, Any] = {"attn_implementation": "sdpa" if document_mask else _MASK_FREE}
     if getattr(hf_config, "num_experts_per_tok", None):
         options["experts_implementation"] = experts
     return AutoModelForCausalLM.from_config(
         copy.deepcopy(hf_config), dtype=torch.get_default_dtype(), trust_remote_code=False, **options
     )
-
-
-def _mask_free_attention() -> str:
-    """Transformers' own attention under a second name, in its public registry: the only way to ask for no mask."""
-    AttentionInterface.register(_MASK_FREE, sdpa_attention_forward)
-    return _MASK_FREE
 
 
 def build_on_meta(
@@ -52,7 +49,7 @@ def build_on_meta(
             model = build(hf_config, document_mask=document_mask, experts=experts)
         reason = _unsupported_structure(model)
     except Exception as error:
-        what = f"Transformers cannot build {type(hf_config).__name__}: {' '.join(str(error).split())[:300]}"
+        what = f"Transformers cannot build {type(hf_config).__name__}: {first_lines(error)}"
         raise JobError([Problem("model", what, "correct config.json or the values of [model]")]) from error
     if reason:
         fix = "supported are decoders like Llama, Qwen2, Qwen3 and Qwen3-MoE"
