@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +28,13 @@ from small_disk import small_disk
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torchtitan.protocols.model_spec import ModelSpec
 from transformers import Qwen3Config
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.models.described_spec import DescribedModelSpec
+from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.weights.export import Export, export
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 from torchtitan_qwen3_trn.weights.job_export import keep_assets
@@ -121,12 +125,13 @@ def keeping(number: int, folder: Path, trial: str, ready: int) -> None:
     group(number, folder, trial)
     os.environ["RANK"] = str(number)
     os.write(ready, b"x")
+    absent = dict.fromkeys([field.name for field in fields(ModelSpec)])
     config = SimpleNamespace(
+        model_spec=DescribedModelSpec(**absent, hf_config=from_folder(folder / "model")),
         comm=SimpleNamespace(mode="default"),
         dump_folder=str(folder),
         checkpoint=SimpleNamespace(folder="checkpoint", export_dtype="float32"),
         hf_assets_path=str(folder / "model"),
-        model=SimpleNamespace(flavor=None, changes=dict),
     )
     with heard(folder / f"said-{number}"):
         keep_assets(SimpleNamespace(config=config), 1)

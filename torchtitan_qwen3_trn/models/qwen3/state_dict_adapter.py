@@ -25,11 +25,11 @@ from torchtitan.tools.logging import logger
 
 from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.hf_files.folder import read_json
+from torchtitan_qwen3_trn.hf_files.headers import listed
 from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
 
 __all__ = ["Qwen3StateDictAdapter", "file_numbers"]
 
-_SHOWN = 5
 _EMBEDDING, _OUTPUT = "tok_embeddings.weight", "lm_head.weight"
 _EXPERT_BIAS = re.compile(r"layers\.(\d+)\.moe\.expert_bias_E")
 # Old exports carry the rotary frequencies as a tensor; the model computes them.
@@ -70,7 +70,7 @@ class Qwen3StateDictAdapter(StockAdapter):
         """
         unknown = [key for key in state_dict if key not in self._hf_names and not _EXPERT_BIAS.fullmatch(key)]
         if unknown:
-            raise ValueError(f"no Hugging Face name for {_listed(unknown)} of the native Qwen3 model")
+            raise ValueError(f"no Hugging Face name for {listed(unknown)} of the native Qwen3 model")
         _refuse_moved_bias(state_dict)
         hf: dict[str, Any] = {}
         for key, value in state_dict.items():
@@ -97,7 +97,7 @@ class Qwen3StateDictAdapter(StockAdapter):
         self._validate_hf_rope_config(CosSinRoPE.Config)
         unknown = [name for name in hf_state_dict if name not in self._native_name and not self._ignored(name)]
         if unknown:
-            raise ValueError(f"no place in this Qwen3 model for {_listed(unknown)}")
+            raise ValueError(f"no place in this Qwen3 model for {listed(unknown)}")
         native: dict[str, Any] = {}
         experts: dict[str, dict[int, Any]] = {}
         for name, value in hf_state_dict.items():
@@ -145,7 +145,7 @@ class Qwen3StateDictAdapter(StockAdapter):
         expected = range(*self.local_experts_indices.get(abstract, (0, len(everyone))))
         if lacking := [expert for expert in expected if expert not in parts]:
             names = [self._hf_names[key][expert] for expert in lacking]
-            raise ValueError(f"a part of {key} is missing: {_listed(names)}")
+            raise ValueError(f"a part of {key} is missing: {listed(names)}")
         origin = self._split.get(key)
         if origin is not None and _are_views(parts, origin, expected.start):
             return origin
@@ -229,12 +229,6 @@ def _refuse_moved_bias(state_dict: Mapping[str, Any]) -> None:
             "other experts. Keep torchtitan's own checkpoint format, or train with model.load_balance "
             '"aux_loss" or "none"'
         )
-
-
-def _listed(names: list[str]) -> str:
-    """Count and first names: ``3 tensors (a, b, c)``."""
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"{len(names)} tensor{'s' if len(names) != 1 else ''} ({shown})"
 
 
 def file_numbers(folder: str | None, names: set[str]) -> dict[str, int] | None:
