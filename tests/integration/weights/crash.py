@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,6 @@ from small_disk import small_disk
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torchtitan.protocols.model_spec import ModelSpec
 from transformers import Qwen3Config
 
 from torchtitan_qwen3_trn import assets
@@ -129,9 +127,7 @@ def keeping(number: int, folder: Path, trial: str, ready: int) -> None:
     group(number, folder, trial)
     os.environ["RANK"] = str(number)
     os.write(ready, b"x")
-    absent = dict.fromkeys([field.name for field in fields(ModelSpec)])
     config = SimpleNamespace(
-        model_spec=DescribedModelSpec(**absent, hf_config=from_folder(folder / "model")),
         comm=SimpleNamespace(mode="default"),
         dump_folder=str(folder),
         checkpoint=SimpleNamespace(folder="checkpoint", export_dtype="float32"),
