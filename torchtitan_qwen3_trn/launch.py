@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from torchtitan.tools import utils
+
 from torchtitan_qwen3_trn.errors import JobError, Problem
 
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ def is_simulated(config: Trainer.Config) -> bool:
 
 def this_machine(config: Trainer.Config) -> Machine:
     """Device and number of ranks, from the launcher's environment (``NGPU`` when the ranks are simulated)."""
-    from torchtitan.tools import utils  # the CPU seam may still change its device when this module is imported
-
     ranks = os.environ.get(_ranks_variable(config), "1")
     world_size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
     return Machine(device_type=utils.device_type, world_size=world_size)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.qwen3.model import Qwen3Model
 
 from torchtitan_qwen3_trn.checks.model_limits import check_memory, check_positions, check_vocabulary, divisors
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
 from torchtitan_qwen3_trn.models.qwen3.spec import parameter_count
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.config import JobConfig
 
 
 def check(config: JobConfig, machine: Machine) -> list[Problem]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchtitan_qwen3_trn.errors import Problem, show
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.config import JobConfig
+from torchtitan_qwen3_trn.config import JobConfig
+from torchtitan_qwen3_trn.errors import Problem, did_you_mean, show
 
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "Adam": torch.optim.Adam,
@@ -22,6 +19,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer] | None] = {
     "DistMuon": None,  # torchtitan's own, with options of its own
 }
 _LISTED = 3
+_A_NAME = "layers.0.attention_norm.weight"
 
 
 def check_optimizer(config: JobConfig) -> list[Problem]:
@@ -46,7 +44,9 @@ def check_groups_against_model(config: JobConfig) -> list[Problem]:
         left = [name for name in left if name not in taken]
         if not taken:
             what = f"{group.pattern!r} matches no parameter that the groups before it leave"
-            problems.append(Problem(f"{_place(index)}.pattern", what, f"parameters are named like {_like(left)}"))
+            problems.append(
+                Problem(f"{_place(index)}.pattern", what, f"parameters are named like {(left or [_A_NAME])[0]}")
+            )
     if left:
         what = f"no pattern matches {len(left)} parameters, such as {', '.join(left[:_LISTED])}"
         problems.append(Problem("optimizer.param_groups", what, "add a last group with pattern = '.*'"))
@@ -62,15 +62,11 @@ def _place(index: int) -> str:
     return f"optimizer.param_groups[{index}]"
 
 
-def _like(names: list[str]) -> str:
-    return names[0] if names else "layers.0.attention_norm.weight"
-
-
 def _group_problems(group: Any, where: str) -> Iterator[Problem]:
     try:
         re.compile(group.pattern)
     except re.error as error:
-        yield Problem(f"{where}.pattern", f"{group.pattern!r} is no regular expression: {error}", "'.*' matches all")
+        yield Problem(f"{where}.pattern", f"{group.pattern!r} is not a regular expression: {error}", "'.*' matches all")
     if group.optimizer_name not in _OPTIMIZERS:
         what = f"torchtitan has no optimizer {group.optimizer_name!r}"
         yield Problem(f"{where}.optimizer_name", what, f"choose one of {', '.join(_OPTIMIZERS)}")
@@ -82,24 +78,16 @@ def _unknown_options(options: dict[str, Any], optimizer: type[torch.optim.Optimi
     """torch keeps options it does not know and uses its own defaults for those it misses."""
     known = inspect.signature(optimizer).parameters.keys() - {"params"}
     for key in options.keys() - known:
-        close = difflib.get_close_matches(key, known, n=1)
-        fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
-        yield Problem(f"{where}.{key}", f"{optimizer.__name__} has no such option", fix)
+        yield Problem(f"{where}.{key}", f"{optimizer.__name__} has no such option", did_you_mean(key, known))
 
 
 def _value_problems(options: dict[str, Any], where: str) -> Iterator[Problem]:
-    rules = {
-        "lr": (lambda value: 0 < value < math.inf, "it must be positive"),
-        "eps": (lambda value: 0 <= value < math.inf, "it must not be negative"),
-        "weight_decay": (lambda value: 0 <= value < math.inf, "it must not be negative"),
-    }
-    for key, (accepts, requirement) in rules.items():
-        value = options.get(key)
-        if key not in options:
-            continue
+    for key in ("lr", "eps", "weight_decay"):
+        value = options.get(key, 1.0)
         if not _is_number(value):
             yield Problem(f"{where}.{key}", f"expected a number, found {show(value)}")
-        elif not accepts(value):
+        elif not 0 <= value < math.inf or (key == "lr" and value == 0):
+            requirement = "it must be positive" if key == "lr" else "it must not be negative"
             yield Problem(f"{where}.{key}", f"{value} is not possible", requirement)
     betas = options.get("betas", (0.9, 0.95))
     if not (isinstance(betas, (list, tuple)) and len(betas) == 2 and all(map(_is_number, betas))):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torchtitan_qwen3_trn.checks.checkpoints import newest_checkpoint
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.headers import check_tensors, read_headers
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
@@ -15,9 +15,6 @@ from torchtitan_qwen3_trn.models.hf.build import build_on_meta
 from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.models.hf_config import config_differences, from_folder
 from torchtitan_qwen3_trn.weights.folder_check import count_problems
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.config import JobConfig
 
 
 def check(config: JobConfig) -> list[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,37 +18,34 @@ from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import LARGEST_INTEGER, Problem, integer_range, join
 from torchtitan_qwen3_trn.launch import Machine, is_simulated, launch_problems
 
-_POSITIVE = (
-    "training.local_batch_size",
-    "training.seq_len",
-    "training.steps",
-    "training.max_norm",
-    "training.gc_freq",
-    "parallelism.data_parallel_replicate_degree",
-    "parallelism.tensor_parallel_degree",
-    "parallelism.pipeline_parallel_degree",
-    "parallelism.pipeline_parallel_microbatch_size",
-    "parallelism.context_parallel_degree",
-    "parallelism.expert_parallel_degree",
-    "metrics.log_freq",
-    "profiler.profile_freq",
-    "validator.freq",
-    "comm.init_timeout_seconds",
-    "comm.train_timeout_seconds",
-    "loss.num_chunks",
-    "job.gradient_accumulation_steps",
-)
-_POSITIVE_OR_MINUS_ONE = (
-    "training.global_batch_size",
-    "parallelism.data_parallel_shard_degree",
-    "validator.steps",
-)
-_SHARES = ("lr_scheduler.decay_ratio",)
-_NOT_NEGATIVE = (
-    "lr_scheduler.warmup_steps",
-    "lr_scheduler.total_steps",
-    "lr_scheduler.min_lr_factor",
-    "dataloader.num_workers",
+# What a number must be, and the numbers, by section.
+_RULES: tuple[tuple[str, Callable[[float], bool], dict[str, str]], ...] = (
+    (
+        "must be positive",
+        lambda value: value > 0,
+        {
+            "training": "local_batch_size seq_len steps max_norm gc_freq",
+            "parallelism": "data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree "
+            "pipeline_parallel_microbatch_size context_parallel_degree expert_parallel_degree",
+            "metrics": "log_freq",
+            "profiler": "profile_freq",
+            "validator": "freq",
+            "comm": "init_timeout_seconds train_timeout_seconds",
+            "loss": "num_chunks",
+            "job": "gradient_accumulation_steps",
+        },
+    ),
+    (
+        "must be positive, or -1 to infer it",
+        lambda value: value > 0 or value == -1,
+        {"training": "global_batch_size", "parallelism": "data_parallel_shard_degree", "validator": "steps"},
+    ),
+    (
+        "must not be negative",
+        lambda value: value >= 0,
+        {"lr_scheduler": "warmup_steps total_steps min_lr_factor", "dataloader": "num_workers"},
+    ),
+    ("is a share of the steps, from 0 to 1", lambda value: 0 <= value <= 1, {"lr_scheduler": "decay_ratio"}),
 )
 
 
@@ -83,25 +80,13 @@ def impossible_numbers(section: Any, where: str = "") -> Iterator[Problem]:
             yield Problem(path, "nan is not possible", "give a number")
 
 
-def _sizes(config: JobConfig) -> list[Problem]:
-    rules = [
-        (_POSITIVE, lambda value: value > 0, "must be positive"),
-        (
-            _POSITIVE_OR_MINUS_ONE,
-            lambda value: value > 0 or value == -1,
-            "must be positive, or -1 to infer it",
-        ),
-        (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
-        (_SHARES, lambda value: 0 <= value <= 1, "is a share of the steps, from 0 to 1"),
-    ]
-    problems = []
-    for paths, accepts, requirement in rules:
-        for path in paths:
-            section, _, key = path.partition(".")
-            value = getattr(getattr(config, section), key, None)
-            if value is not None and not accepts(value):
-                problems.append(Problem(path, f"{value} is not possible", f"it {requirement}"))
-    return problems
+def _sizes(config: JobConfig) -> Iterator[Problem]:
+    for requirement, accepts, sections in _RULES:
+        for section, keys in sections.items():
+            for key in keys.split():
+                value = getattr(getattr(config, section), key, None)
+                if value is not None and not accepts(value):
+                    yield Problem(f"{section}.{key}", f"{value} is not possible", f"it {requirement}")
 
 
 def _compilation(config: JobConfig) -> list[Problem]:

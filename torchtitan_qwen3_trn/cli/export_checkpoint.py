@@ -6,7 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from torchtitan.config import TORCH_DTYPE_MAP
+
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
+from torchtitan_qwen3_trn.weights.offline import export_checkpoint
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -25,12 +29,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; status 2 with a message when that is not possible."""
-    # Transformers and torchtitan take seconds to import, which other subcommands need not wait for.
-    from torchtitan.config import TORCH_DTYPE_MAP
-
-    from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
-    from torchtitan_qwen3_trn.weights.offline import export_checkpoint
-
     try:
         limit = parse_size(arguments.max_shard_size)
     except ValueError as error:

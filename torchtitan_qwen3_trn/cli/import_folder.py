@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from torchtitan_qwen3_trn.weights.offline import import_folder
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Declare the subcommand."""
@@ -22,9 +24,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Import; status 2 with a message when that is not possible."""
-    # Transformers and torchtitan take seconds to import, which other subcommands need not wait for.
-    from torchtitan_qwen3_trn.weights.offline import import_folder
-
     import_folder(arguments.folder, arguments.checkpoint, route=arguments.route)
     print(arguments.checkpoint)  # noqa: T201
     return 0

@@ -6,14 +6,13 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
+from transformers.utils import logging
 
 from torchtitan_qwen3_trn.cli.table import print_table
-
-if TYPE_CHECKING:
-    from torchtitan_qwen3_trn.weights.verify import Finding
+from torchtitan_qwen3_trn.weights.verify import Finding, verify
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -30,11 +29,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every finding; status 0 when all hold, 1 otherwise."""
-    # Transformers and torchtitan take seconds to import, which other subcommands need not wait for.
-    from transformers.utils import logging
-
-    from torchtitan_qwen3_trn.weights.verify import verify
-
     logging.disable_progress_bar()
     findings = verify(arguments.folder, checkpoint=arguments.checkpoint, cheap=arguments.cheap)
     if arguments.json:

@@ -63,13 +63,10 @@ def plan_overrides(requests: list[Request], config: JobConfig) -> OverridePlan:
         targets = [_register(request) for request in requests]
     except JobError as error:
         return OverridePlan(counts={}, outcome=config, problems=error.problems)
-    config.override.imports = [
-        *config.override.imports,
-        *(
-            (target, wanted.kwargs) if wanted.kwargs else target
-            for target, (_, wanted) in zip(targets, requests, strict=True)
-        ),
-    ]
+    for target, (_, wanted) in zip(targets, requests, strict=True):
+        entry = (target, wanted.kwargs) if wanted.kwargs else target
+        if entry not in config.override.imports:  # it is there when a prepared configuration is prepared again
+            config.override.imports = [*config.override.imports, entry]
     trial = copy.deepcopy(config)
     try:
         with without_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
@@ -28,27 +29,25 @@ _ACTIVATION_CHECKPOINT: dict[str, Callable[[], Any]] = {
 }
 
 
-def apply_sections(config: JobConfig, table: Table, problems: Problems, where: str = "") -> JobConfig:
-    """A copy of ``config`` with the sections of ``table``; mistakes go to ``problems`` under ``where``."""
+def apply_sections(config: JobConfig, table: Table, problems: Problems) -> JobConfig:
+    """A copy of ``config`` with the sections of ``table``; mistakes go to ``problems``."""
     sections = visible_fields(type(config)).keys() - TOP_LEVEL_HOMES.keys()
     values: dict[str, Any] = {}
     for name, raw in table.items():
-        path = join(where, name)
-        if name not in sections:
-            home = TOP_LEVEL_HOMES.get(name)
-            moved = Problem(path, "unknown key", f"it belongs in [{home}]")
-            problems.append(moved if home else unknown_key(path, name, sections))
+        if home := TOP_LEVEL_HOMES.get(name):
+            problems.append(Problem(name, "unknown key", f"it belongs in [{home}]"))
+        elif name not in sections:
+            problems.append(unknown_key(name, name, sections))
         elif not isinstance(raw, dict):
-            problems.append(Problem(path, f"expected a table, found {show(raw)}", f"write [{path}]"))
+            problems.append(Problem(name, f"expected a table, found {show(raw)}", f"write [{name}]"))
         else:
-            section = _take_top_level(name, raw, values, path, problems)
+            section = _take_top_level(name, raw, values, problems)
             build = _SECTIONS.get(name, apply_table)
-            values[name] = build(getattr(config, name), section, path, problems)
+            values[name] = build(getattr(config, name), section, name, problems)
     if (objection := refusal(config, values)) is None:
         return replace(config, **values)
     guilty = [key for key, alone in _single_changes(config, values) if refusal(config, alone) == objection]
-    place = join(where, guilty[0]) if len(guilty) == 1 else where or "job"
-    problems.combinations.append(Problem(place, objection))
+    problems.combinations.append(Problem(guilty[0] if len(guilty) == 1 else "job", objection))
     # What follows judges the rest of the job, so it gets every section but those that torchtitan refuses.
     for name, section in values.items():
         if refusal(config, {name: section}) is None:
@@ -68,13 +67,13 @@ def _single_changes(config: JobConfig, values: Table) -> Iterator[tuple[str, Tab
                 yield f"{name}.{key}", {name: replace(before, **{key: getattr(section, key)})}  # type: ignore[type-var]
 
 
-def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, problems: Problems) -> Table:
+def _take_top_level(name: str, raw: Table, values: dict[str, Any], problems: Problems) -> Table:
     """Move ``job.dump_folder`` and ``model.hf_assets_path`` to the fields that stock has for them."""
     rest = dict(raw)
     for key, home in TOP_LEVEL_HOMES.items():
         if home == name and key in rest:
             before = len(problems)
-            value = check_value(str, rest.pop(key), join(path, key), problems)
+            value = check_value(str, rest.pop(key), f"{name}.{key}", problems)
             if len(problems) == before:
                 values[key] = value
     return rest
@@ -83,12 +82,7 @@ def _take_top_level(name: str, raw: Table, values: dict[str, Any], path: str, pr
 def _optimizer(current: Any, table: Table, where: str, problems: Problems) -> Any:
     if "param_groups" not in table:
         options = apply_table(OptimizerOptions(), _joined_betas(table, where, problems), where, problems)
-        settings = {
-            "lr": options.lr,
-            "betas": options.betas,
-            "eps": options.eps,
-            "weight_decay": options.weight_decay,
-        }
+        settings = {key: getattr(options, key) for key in ("lr", "betas", "eps", "weight_decay")}
         group = ParamGroupConfig(pattern=".*", optimizer_name=options.name, optimizer_kwargs=settings)
         return OptimizersContainer.Config(param_groups=[group], implementation=options.implementation)
     short_form = {item.name for item in fields(OptimizerOptions)} - {"implementation"}
@@ -96,13 +90,8 @@ def _optimizer(current: Any, table: Table, where: str, problems: Problems) -> An
     for key in short_form & rest.keys():
         del rest[key]
         problems.append(Problem(join(where, key), "has no effect with param_groups", "set it in each group"))
-    groups = _list_of_tables(
-        table["param_groups"],
-        lambda: ParamGroupConfig(pattern=".*", optimizer_name="AdamW"),
-        where,
-        "param_groups",
-        problems,
-    )
+    group = partial(ParamGroupConfig, pattern=".*", optimizer_name="AdamW")
+    groups = _list_of_tables(table["param_groups"], group, where, "param_groups", problems)
     return replace(apply_table(OptimizersContainer.Config(), rest, where, problems), param_groups=groups)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.trainer import Trainer
 
+from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
 from torchtitan_qwen3_trn.hf_files.folder import read_json
@@ -20,11 +22,6 @@ from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, 
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.publish import clear_leftovers
-
-if TYPE_CHECKING:
-    from torchtitan.trainer import Trainer
-
-    from torchtitan_qwen3_trn.config import JobConfig
 
 logger = logging.getLogger(__name__)
 

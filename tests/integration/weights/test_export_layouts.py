@@ -17,7 +17,7 @@ from hf_checkpoints import write_checkpoint
 from launch import run_cases
 from safetensors.torch import load_file
 
-from torchtitan_qwen3_trn.hf_files.headers import INDEX
+from torchtitan_qwen3_trn.hf_files.index import INDEX
 from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
 pytestmark = pytest.mark.slow

@@ -181,14 +181,14 @@ def test_a_run_that_goes_on_does_not_stumble_over_its_own_earlier_export(parse_j
 def test_a_restarted_run_keeps_the_export_it_has_written_and_no_other_folder(parse_job, tmp_path, caplog):
     job = JOB.format(folder=tmp_path, options="steps = [2]")
     config = parse_job(job).config
-    trainer = SimpleNamespace(config=config, model_config=config.model_spec.model, step=2)
+    trainer = SimpleNamespace(model_config=config.model_spec.model)
     trainer.model_parts = [config.model_spec.model.build()]
-    options = SimpleNamespace(folder="export", at_end=True, steps=[2], max_shard_size="5GB", drop_expert_bias=False)
-    export_job.export_model(trainer, options, 2)
+    options = {"folder": "export", "max_shard_size": "5GB", "drop_expert_bias": False}
+    export_job.export_model(trainer, config, 2, **options)
     written = (tmp_path / "export/step-2/model.safetensors").stat()
     assert parse_job(job).status is None
     with caplog.at_level("INFO"):
-        export_job.export_model(trainer, options, 2)
+        export_job.export_model(trainer, config, 2, **options)
     assert caplog.text.count("export of step 2 from before a restart and is kept") == 1
     assert (tmp_path / "export/step-2/model.safetensors").stat() == written
     (tmp_path / "export/step-2").rename(tmp_path / "export/step-3")
