@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -125,6 +126,18 @@ def without_warnings() -> Iterator[None]:
         yield
     finally:
         logging.disable(level)
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Pause garbage collection while modules and configurations are made, all of which stay: it would find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _ranks_variable(config: Trainer.Config) -> str:

@@ -35,16 +35,22 @@ class Installed:
     Attributes:
         kind: ``plugin`` or ``route``, for messages.
         name: the entry point's name.
-        distribution: name of the distribution that provides it.
-        version: version of that distribution.
         entry_point: the entry point itself.
     """
 
     kind: str
     name: str
-    distribution: str
-    version: str
     entry_point: EntryPoint
+
+    @property
+    def distribution(self) -> str:
+        """Name of the distribution that provides it."""
+        return self.entry_point.dist.name if self.entry_point.dist else "unknown distribution"
+
+    @property
+    def version(self) -> str:
+        """Version of that distribution."""
+        return self.entry_point.dist.version if self.entry_point.dist else "?"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name} ({self.distribution} {self.version})"
@@ -258,14 +264,7 @@ def implemented_hooks(module: ModuleType) -> list[str]:
 def _installed(group: str, kind: str) -> dict[str, list[Installed]]:
     found: dict[str, list[Installed]] = {}
     for entry_point in entry_points(group=group):
-        distribution = entry_point.dist
-        item = Installed(
-            kind=kind,
-            name=entry_point.name,
-            distribution=distribution.name if distribution else "unknown distribution",
-            version=distribution.version if distribution else "?",
-            entry_point=entry_point,
-        )
+        item = Installed(kind=kind, name=entry_point.name, entry_point=entry_point)
         found.setdefault(item.name, []).append(item)
     return found
 

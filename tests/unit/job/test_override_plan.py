@@ -17,7 +17,7 @@ from torchtitan_qwen3_trn.plugins import Installed, LoadedPlugin
 
 ENTRY_POINT = EntryPoint(name="x", value="x", group="torchtitan.plugins")
 PLUGIN = LoadedPlugin(
-    installed=Installed(kind="plugin", name="x", distribution="y", version="1", entry_point=ENTRY_POINT),
+    installed=Installed(kind="plugin", name="x", entry_point=ENTRY_POINT),
     module=ModuleType("x"),
 )
 
