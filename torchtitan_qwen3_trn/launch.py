@@ -104,11 +104,7 @@ def output_of_rank_zero_only() -> Iterator[None]:
     if is_rank_zero():
         yield
         return
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         try:
             yield
         except SystemExit:

@@ -36,16 +36,9 @@ def _heads(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
     attention = cast(GQAttention.Config, model.first_attention)
     if degree <= 0:
         return []
-    counts = {
-        "query heads": attention.n_heads,
-        "key and value heads": attention.n_kv_heads or attention.n_heads,
-    }
+    counts = {"query heads": attention.n_heads, "key and value heads": attention.n_kv_heads or attention.n_heads}
     return [
-        Problem(
-            "parallelism.tensor_parallel_degree",
-            f"{degree} does not divide the {count} {name}",
-            divisors(count),
-        )
+        Problem("parallelism.tensor_parallel_degree", f"{degree} does not divide the {count} {name}", divisors(count))
         for name, count in counts.items()
         if count % degree
     ]

@@ -64,11 +64,7 @@ def _options(plugin: LoadedPlugin) -> list[dict[str, Any]]:
         return []
     hints, defaults = typing.get_type_hints(options_type), options_type()
     return [
-        {
-            "name": option.name,
-            "type": describe(hints[option.name]),
-            "default": getattr(defaults, option.name),
-        }
+        {"name": option.name, "type": describe(hints[option.name]), "default": getattr(defaults, option.name)}
         for option in dataclasses.fields(options_type)
     ]
 

@@ -57,9 +57,7 @@ def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_N
 
     Args:
         x_RD: rows in HBM, float32 or bfloat16.
-        w1_EFD: gate projections, dtype of ``x_RD``; D and F are multiples of 128.
-        w2_EDF: down projections.
-        w3_EFD: up projections.
+        w1_EFD, w2_EDF, w3_EFD: gate, down and up projections, dtype of ``x_RD``; D and F are multiples of 128.
         counts_E: int32; rows of each expert.
         first_block_E2: int32 (E + 2,); expert e owns blocks first_block_E2[e] to first_block_E2[e + 1], of which only
             tiles of 128 with rows are processed; the last pair bounds the blocks of rows without expert.
@@ -155,14 +153,8 @@ def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, cou
 
     Args:
         dy_RD: gradient of the outputs in HBM.
-        g_RF: second result of `experts_kernel`.
-        u_RF: third result of `experts_kernel`.
-        w1_EFD: as given to `experts_kernel`.
-        w2_EDF: as given to `experts_kernel`.
-        w3_EFD: as given to `experts_kernel`.
-        counts_E: as given to `experts_kernel`.
-        first_block_E2: as given to `experts_kernel`.
-        row_NS: as given to `experts_kernel`.
+        g_RF, u_RF: second and third result of `experts_kernel`.
+        w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_NS: as given to `experts_kernel`.
 
     Returns:
         ``dx_RD`` with zeros in rows without expert; gradients of g and u and the recomputed h = silu(g) u, ``(R, F)``,
@@ -267,12 +259,9 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, f
     Args:
         dy_RD: gradient of the outputs in HBM.
         x_RD: rows as given to `experts_kernel`.
-        h_RF: fourth result of `experts_input_gradient_kernel`.
-        dg_RF: its second result.
-        du_RF: its third result.
-        counts_E: int32; rows of each expert.
-        first_block_E2: as given to `experts_kernel`; every expert owns at least one block.
-        row_NS: as given to `experts_kernel`. With S = 256 fewer sums leave PSUM; other multiples of 128 work too.
+        h_RF, dg_RF, du_RF: fourth, second and third result of `experts_input_gradient_kernel`.
+        counts_E, first_block_E2, row_NS: as given to `experts_kernel`; every expert owns at least one block. With
+            S = 256 fewer sums leave PSUM; other multiples of 128 work too.
 
     Returns:
         ``dw1_EFD``, ``dw2_EDF``, ``dw3_EFD`` in the dtype of ``x_RD``.

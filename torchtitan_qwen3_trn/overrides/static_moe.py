@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
@@ -51,7 +52,7 @@ class KernelExperts(GroupedExperts):
         super().__init__(config)
         self.block_rows, self.kernel = config.block_rows, config.kernel
 
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
         """Outputs of each row's expert.
 
         Args:
@@ -71,7 +72,7 @@ class KernelExperts(GroupedExperts):
         return y_RD.type_as(x_RD)
 
 
-def _compute_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
+def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
@@ -80,7 +81,7 @@ def _compute_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
 class _Dispatched:
     """What `StaticDispatcher.combine` needs from its ``dispatch``."""
 
-    scores_TK: torch.Tensor
+    scores_TK: Tensor
     sent: Routes
     regrouped: Routes | None
 
@@ -97,12 +98,8 @@ class StaticDispatcher(AllToAllTokenDispatcher):
         """No options of its own."""
 
     def dispatch(
-        self,
-        x_TD: torch.Tensor,
-        topk_scores_TK: torch.Tensor,
-        topk_expert_ids_TK: torch.Tensor,
-        num_local_tokens_per_expert_E: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        self, x_TD: Tensor, topk_scores_TK: Tensor, topk_expert_ids_TK: Tensor, num_local_tokens_per_expert_E: Tensor
+    ) -> tuple[Tensor, Tensor, Any]:
         """Rows sorted by expert, rows per expert of this rank, and what `combine` needs.
 
         The counts that stock passes in are not used: they miss what a token that chose one expert twice adds.
@@ -120,7 +117,7 @@ class StaticDispatcher(AllToAllTokenDispatcher):
         metadata = _Dispatched(scores_TK=topk_scores_TK, sent=sent, regrouped=regrouped)
         return take_rows(received_RD, regrouped), regrouped.counts_E, metadata
 
-    def combine(self, routed_output_RD: torch.Tensor, metadata: Any, x_TD: torch.Tensor) -> torch.Tensor:
+    def combine(self, routed_output_RD: Tensor, metadata: Any, x_TD: Tensor) -> Tensor:
         """Expert outputs back in token order, weighted and summed, ``(T, D)``."""
         if metadata.regrouped is not None:
             regrouped = metadata.regrouped
@@ -128,7 +125,7 @@ class StaticDispatcher(AllToAllTokenDispatcher):
             routed_output_RD = self._exchange(take_rows(routed_output_RD, back))
         return combine_rows(routed_output_RD, metadata.scores_TK, metadata.sent)
 
-    def _exchange(self, rows: torch.Tensor) -> torch.Tensor:
+    def _exchange(self, rows: Tensor) -> Tensor:
         """Send each rank its equal share of ``rows``; differentiable, and waited for."""
         # torchtitan's "spmd_types" backend would exchange a list of tensors, which gloo does not have.
         return wait_tensor(all_to_all_single(rows, None, None, self.ep_mesh))
@@ -141,9 +138,7 @@ class StaticRouter(TokenChoiceTopKRouter):
     class Config(TokenChoiceTopKRouter.Config):
         """No options of its own."""
 
-    def forward(
-        self, x_BLD: torch.Tensor, expert_bias_E: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x_BLD: Tensor, expert_bias_E: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Scores and indices of the chosen experts, ``(B, L, K)`` each, and the scores of all, ``(B, L, E)``.
 
         Args:
@@ -182,14 +177,14 @@ class RouteKeepingSelectiveAC(SelectiveAC):
         return super().get_save_ops() | {torch.ops.torchtitan_qwen3_trn.top_k.default}
 
 
-_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softmax": partial(torch.nn.functional.softmax, dim=-1),
 }
 _ROUTE_NORM_EPS = 1e-20  # as stock's router
 
 
-def _choose(chooser_BLE: torch.Tensor, scores_BLE: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose(chooser_BLE: Tensor, scores_BLE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     ids_BLK = top_k(chooser_BLE, k)
     expert_E = torch.arange(scores_BLE.shape[-1], device=scores_BLE.device)
     chosen = [torch.where(expert_E == id_BL[..., None], scores_BLE, 0).sum(-1) for id_BL in ids_BLK.unbind(-1)]
@@ -197,11 +192,8 @@ def _choose(chooser_BLE: torch.Tensor, scores_BLE: torch.Tensor, k: int) -> tupl
 
 
 def _on_shards(
-    choose: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-    chooser_BLE: torch.Tensor,
-    scores_BLE: torch.Tensor,
-    k: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    choose: Callable[..., tuple[Tensor, Tensor]], chooser_BLE: Tensor, scores_BLE: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
     """Choose on each rank's own tokens; DTensors keep their placements, which never split the experts."""
     if not isinstance(chooser_BLE, DTensor) or not isinstance(scores_BLE, DTensor):
         return choose(chooser_BLE, scores_BLE, k)
