@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import keyword
-import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
@@ -20,7 +19,7 @@ import pluggy
 
 from torchtitan_qwen3_trn import hooks
 from torchtitan_qwen3_trn.config import JobConfig, PluginsConfig
-from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.errors import JobError, Problem, error_with_line
 
 PLUGIN_GROUP = "torchtitan.plugins"
 ROUTE_GROUP = "torchtitan.routes"
@@ -85,8 +84,7 @@ class PluginError(RuntimeError):
 
     def __init__(self, plugin: Installed, hook: str, error: Exception) -> None:
         super().__init__(f"{plugin} failed in its hook {hook}: {type(error).__name__}: {error}")
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"failed in its hook {hook}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        what = f"failed in its hook {hook}: {error_with_line(error)}"
         self.problem = Problem(str(plugin), what, "repair it, or leave it out of this job")
 
 
@@ -213,7 +211,7 @@ def load(chosen: list[Installed]) -> tuple[Plugins, list[Problem]]:
     for plugin in chosen:
         try:
             if EntryPoint.pattern.match(plugin.entry_point.value) is None:
-                raise ImportError("that is no import path")
+                raise ImportError("this is not an import path")
             candidate = LoadedPlugin(installed=plugin, module=plugin.entry_point.load())
             defects = _defects(candidate)
             if not defects:

@@ -10,17 +10,16 @@ import copy
 import functools
 import re
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torchtitan.config import Configurable
 from torchtitan.config.override import apply_overrides, override
 
 from torchtitan_qwen3_trn.config import JobConfig
-from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.errors import JobError, Problem, error_with_line
 from torchtitan_qwen3_trn.hooks import MODEL_PREFIX, NodeOverride
 from torchtitan_qwen3_trn.launch import without_warnings
 from torchtitan_qwen3_trn.plugins import LoadedPlugin
@@ -32,21 +31,6 @@ _registered: dict[str, tuple[type, tuple[str, ...] | None]] = {}
 _LINE = re.compile(r"\[Override\] (\S+): (\S+) ")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverridePlan:
-    """What the overrides of a job will do.
-
-    Attributes:
-        counts: nodes that each override replaces, by plugin name or, for ``override.imports``, by import path.
-        outcome: the configuration after all replacements, a copy.
-        problems: why they cannot be applied.
-    """
-
-    counts: dict[str, int]
-    outcome: JobConfig
-    problems: list[Problem]
-
-
 class _FactoryError(Exception):
     """A factory has failed on ``node``, as ``what`` says."""
 
@@ -55,34 +39,34 @@ class _FactoryError(Exception):
         self.plugin, self.node, self.what, self.fix = plugin, node, what, fix
 
 
-def plan_overrides(requests: list[Request], config: JobConfig) -> OverridePlan:
-    """Register ``requests`` with torchtitan, add them to ``config.override.imports`` and try all once on a copy."""
+def plan_overrides(requests: list[Request], config: JobConfig) -> tuple[dict[str, int], JobConfig]:
+    """Register ``requests`` with torchtitan, add them to ``config.override.imports`` and try all once on a copy.
+
+    Returns:
+        Nodes that each override replaces, by plugin name or, for ``override.imports``, by import path; and the
+        configuration after all replacements, a copy.
+
+    Raises:
+        JobError: they cannot be applied.
+    """
     if problems := list(_conflicts(requests, config)):
-        return OverridePlan(counts={}, outcome=config, problems=problems)
-    try:
-        targets = [_register(request) for request in requests]
-    except JobError as error:
-        return OverridePlan(counts={}, outcome=config, problems=error.problems)
-    config.override.imports = [
-        *config.override.imports,
-        *(
-            (target, wanted.kwargs) if wanted.kwargs else target
-            for target, (_, wanted) in zip(targets, requests, strict=True)
-        ),
-    ]
+        raise JobError(problems)
+    plugin_of = {}
+    for request in requests:
+        plugin, wanted = request
+        target = _register(request)
+        plugin_of[target] = plugin.name
+        config.override.imports = [*config.override.imports, (target, wanted.kwargs) if wanted.kwargs else target]
     trial = copy.deepcopy(config)
     try:
         with without_warnings():
             lines = apply_overrides(trial.override, trial) if trial.override.imports else []
     except _FactoryError as error:
-        return OverridePlan(counts={}, outcome=trial, problems=[_factory_problem(error, trial)])
+        raise JobError([_factory_problem(error, trial)]) from error
     except Exception as error:
-        problem = Problem("override.imports", f"{type(error).__name__}: {error}")
-        return OverridePlan(counts={}, outcome=trial, problems=[problem])
-    plugin_of = {target: plugin.name for target, (plugin, _) in zip(targets, requests, strict=True)}
+        raise JobError([Problem("override.imports", f"{type(error).__name__}: {error}")]) from error
     applied = [found[1] for line in lines if (found := _LINE.match(line))]
-    counts = Counter(plugin_of.get(target, target) for target in applied)
-    return OverridePlan(counts=dict(counts), outcome=trial, problems=[])
+    return dict(Counter(plugin_of.get(target, target) for target in applied)), trial
 
 
 def _conflicts(requests: list[Request], config: JobConfig) -> Iterator[Problem]:
@@ -91,8 +75,7 @@ def _conflicts(requests: list[Request], config: JobConfig) -> Iterator[Problem]:
     for request in requests:
         plugin, wanted = request
         if (defect := _defect(wanted)) is not None:
-            fix = "see NodeOverride in torchtitan_qwen3_trn/hooks.py"
-            yield Problem(str(plugin.installed), defect, fix)
+            yield Problem(str(plugin.installed), defect, "see NodeOverride in torchtitan_qwen3_trn/hooks.py")
             continue
         yield from _unmatched(plugin, wanted, config)
         nodes = list(wanted.nodes(config))
@@ -122,13 +105,9 @@ def _unmatched(plugin: LoadedPlugin, wanted: NodeOverride, config: JobConfig) ->
     if not available:
         what = f"this model has no {wanted.target.__qualname__} for it to replace"
         return [Problem(str(plugin.installed), what, f"leave {plugin.name} out of this job")]
-    shown = ", ".join(available[:3]) + (", ..." if len(available) > 3 else "")
+    fix = f"there are {len(available)}: {', '.join(available[:3])}{', ...' if len(available) > 3 else ''}"
     return [
-        Problem(
-            f"plugins.{plugin.name}.fqns",
-            f"{pattern!r} matches no module it could replace",
-            f"there are {len(available)}: {shown}",
-        )
+        Problem(f"plugins.{plugin.name}.fqns", f"{pattern!r} matches no module it could replace", fix)
         for pattern in wanted.fqns or []
         if not any(replace(wanted, fqns=[pattern]).nodes(config))
     ]
@@ -168,16 +147,14 @@ def _free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> str:
 
 def _attributed(plugin: LoadedPlugin, factory: Callable[..., Any], name: str) -> Callable[..., Any]:
     """``factory`` under ``name``, whose failures say which plugin it belongs to."""
-    fix = "repair it, or leave it out of this job"
 
     @functools.wraps(factory)
     def made(config: Configurable.Config, **kwargs: Any) -> Any:
         try:
             result = factory(config, **kwargs)
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-            raise _FactoryError(plugin, config, f"factory {factory.__name__} {what}", fix) from error
+            what = f"factory {factory.__name__} raised {error_with_line(error)}"
+            raise _FactoryError(plugin, config, what, "repair it, or leave it out of this job") from error
         if not isinstance(result, Configurable.Config):
             what = f"factory {factory.__name__} returned {result!r:.80}"
             raise _FactoryError(plugin, config, what, "it must return a configuration")

@@ -158,7 +158,7 @@ def test_degrees_must_multiply_to_the_world_size(parse_job):
 
 
 UNREADABLE = [
-    (None, "no such file"),
+    (None, "does not exist"),
     ("directory", "is a directory"),
     (b"[training\nsteps = 1", "line 1, column 10"),
     (b"\xff\xfe[training]", "not UTF-8"),

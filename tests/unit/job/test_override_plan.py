@@ -39,9 +39,8 @@ def planned(parse_job):
         config = parse_job('[plugins]\ndisable = ["gather-free-rope"]').config
         config.override.imports = []
         wanted = NodeOverride(target=FlexAttention.Config, factory=sdpa, fqns=fqns)
-        made = plan_overrides([(PLUGIN, wanted)], config)
-        assert not made.problems
-        return config.override.imports, made.counts
+        counts, _ = plan_overrides([(PLUGIN, wanted)], config)
+        return config.override.imports, counts
 
     return plan
 
