@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+import os
 from pathlib import Path
 
 from torchtitan.hf_datasets.text_datasets import DATASETS
 
 from torchtitan_qwen3_trn.config import JobConfig
-from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.errors import Problem, did_you_mean
 from torchtitan_qwen3_trn.launch import without_warnings
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
@@ -18,8 +18,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
 def check_tokenizer(config: JobConfig) -> list[Problem]:
     """The folder of the tokenizer exists, and torchtitan can read a tokenizer with entries from it."""
     where, path = "model.hf_assets_path", Path(config.hf_assets_path)
-    if not path.is_dir():
-        what = "is not a folder" if path.exists() else "does not exist"
+    if not os.path.isdir(path):
+        what = "is not a folder" if os.path.exists(path) else "does not exist"
         fix = "download the tokenizer there (README, 'Weights in and out'), or leave the key out for the bundled one"
         return [Problem(where, f"{path} {what}", fix)]
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
@@ -49,9 +49,8 @@ def check_text(config: JobConfig) -> list[Problem]:
         for source in getattr(loader, "sources", None) or [loader]:
             name = source.dataset.lower()
             if name not in DATASETS:
-                close = difflib.get_close_matches(name, DATASETS, n=1)
-                fix = (f"did you mean {close[0]!r}? " if close else "") + f"known are {sorted(DATASETS)}"
-                problems.append(Problem(f"{where}.dataset", f"no dataset is called {source.dataset!r}", fix))
+                what = f"no dataset is called {source.dataset!r}"
+                problems.append(Problem(f"{where}.dataset", what, did_you_mean(name, DATASETS)))
             elif name == "c4_test" and source.dataset_path and (reason := _no_text(Path(source.dataset_path))):
                 fix = "name a folder of JSON-lines files, or leave the key out for the bundled text"
                 problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} {reason}", fix))
@@ -62,8 +61,8 @@ def check_text(config: JobConfig) -> list[Problem]:
 
 def _no_text(folder: Path) -> str:
     """Why nothing can be read from ``folder``; empty if something may."""
-    if not folder.is_dir():
-        return "is not a folder" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):
+        return "is not a folder" if os.path.exists(folder) else "does not exist"
     return "" if any(path.is_file() for path in folder.rglob("*")) else "holds no file"
 
 

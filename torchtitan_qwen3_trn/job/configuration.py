@@ -93,7 +93,7 @@ def default_config(plugins: Plugins) -> JobConfig:
 
 
 def _profile(job: JobFile, flags: Flags) -> str:
-    choice = flags.profile or lookup(job.table, "job.profile")[1] or "auto"
+    choice = lookup(flags.table, "job.profile")[1] or lookup(job.table, "job.profile")[1] or "auto"
     return utils.device_type if choice == "auto" else str(choice)
 
 

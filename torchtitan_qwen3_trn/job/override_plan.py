@@ -27,7 +27,10 @@ from torchtitan_qwen3_trn.plugins import LoadedPlugin
 Request = tuple[LoadedPlugin, NodeOverride]
 """An override and the plugin that asks for it."""
 
-_registered: dict[str, tuple[type, tuple[str, ...] | None]] = {}
+_registered: dict[str, tuple[Any, ...]] = {}
+"""Factory, target and patterns that an import path stands for, in all jobs of this process."""
+_owner: dict[str, LoadedPlugin] = {}
+"""The plugin of the current job that uses an import path."""
 _LINE = re.compile(r"\[Override\] (\S+): (\S+) ")
 
 
@@ -124,20 +127,21 @@ def _register(request: Request) -> str:
     """Register with torchtitan under the factory's import path; returns the entry for ``override.imports``."""
     plugin, wanted = request
     patterns = wanted.patterns
-    selection = (wanted.target, tuple(patterns) if patterns is not None else None)
+    selection = (wanted.factory, wanted.target, patterns)
     name = _free_name(wanted.factory, selection)
     target = f"{wanted.factory.__module__}.{name}"
+    _owner[target] = plugin
     if target not in _registered:
         try:
-            override(target=wanted.target, fqns=patterns)(_attributed(plugin, wanted.factory, name))
+            override(target=wanted.target, fqns=patterns)(_attributed(wanted.factory, name))
         except (TypeError, ValueError) as error:
             raise JobError([Problem(str(plugin.installed), str(error), "correct its node_overrides")]) from error
         _registered[target] = selection
     return target
 
 
-def _free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> str:
-    """The factory's name, with a number when this process has registered it before with another selection."""
+def _free_name(factory: Callable[..., Any], selection: tuple[Any, ...]) -> str:
+    """The factory's name, with a number when this process has registered that name for something else before."""
     name, count = factory.__name__, 1
     while _registered.get(f"{factory.__module__}.{name}", selection) != selection:
         count += 1
@@ -145,11 +149,12 @@ def _free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> str:
     return name
 
 
-def _attributed(plugin: LoadedPlugin, factory: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _attributed(factory: Callable[..., Any], name: str) -> Callable[..., Any]:
     """``factory`` under ``name``, whose failures say which plugin it belongs to."""
 
     @functools.wraps(factory)
     def made(config: Configurable.Config, **kwargs: Any) -> Any:
+        plugin = _owner[f"{factory.__module__}.{name}"]
         try:
             result = factory(config, **kwargs)
         except Exception as error:

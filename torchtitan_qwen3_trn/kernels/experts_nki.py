@@ -230,7 +230,6 @@ def gate_and_up_backward(dy_RD, g_RF, u_RF, w2_PKC, dg_RF, du_RF, h_RF, row_NT, 
 def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NT, bounds, expert, d_start):
     """dx = dg W1 + du W3 of this core's columns, for every tile of one expert."""
     hidden, columns = dg_RF.shape[1], w1_PKC.shape[2]
-    tiles = hidden // TILE
 
     def tile(i):
         index = load_index(row_NT, i, 0)
@@ -239,10 +238,8 @@ def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NT, bounds, expert, 
         dx_TC = nl.ndarray((TILE, columns), dtype=dx_RD.dtype, buffer=nl.sbuf)
         for part in chunks(columns, MOVING):
             start, stop = part
-            total = nl.ndarray((TILE, stop - start), dtype=nl.float32, buffer=nl.psum)
-            for k in range(tiles):
-                nisa.nc_matmul(dst=total, stationary=dg_PKT[:, k, :], moving=w1_PKC[:, k, start:stop], accumulate=k > 0)
-            for k in range(tiles):
+            total = multiply_tiles(dg_PKT, w1_PKC, start, stop)
+            for k in range(hidden // TILE):
                 nisa.nc_matmul(dst=total, stationary=du_PKT[:, k, :], moving=w3_PKC[:, k, start:stop], accumulate=True)
             nisa.activation(dst=dx_TC[:, start:stop], op=nl.copy, data=total)
         scatter(dx_RD, index, dx_TC, d_start)
@@ -275,11 +272,8 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, f
     d_start, d_stop = share_of_core(dim)
     for expert in range(num_experts):
         for part in chunks(d_stop - d_start, columns_that_fit(hidden)):
-            start, stop = part
-            sums = sum_weight_gradients(
-                dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, d_start + start, stop - start
-            )
-            first, past = d_start + start, d_start + stop
+            first, past = d_start + part[0], d_start + part[1]
+            sums = sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, first, past - first)
             store_tiles(dw1_EFD[expert, :, first:past], sums[0], nisa.engine.scalar)
             store_tiles(dw2_EDF[expert, first:past, :], sums[1], nisa.engine.gpsimd)
             store_tiles(dw3_EFD[expert, :, first:past], sums[2], nisa.engine.scalar)

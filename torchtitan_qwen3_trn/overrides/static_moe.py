@@ -153,7 +153,7 @@ class StaticRouter(TokenChoiceTopKRouter):
         chooser_BLE = scores_BLE if expert_bias_E is None else scores_BLE + expert_bias_E
         if self.num_expert_groups is not None:
             chooser_BLE = self._get_node_limited_routing_scores(chooser_BLE)
-        chosen_BLK, ids_BLK = _on_shards(_choose, chooser_BLE, scores_BLE, self.top_k)
+        chosen_BLK, ids_BLK = _choose_on_shards(chooser_BLE, scores_BLE, self.top_k)
         if self._debug_force_load_balance:
             ids_BLK, chosen_BLK = self._debug_force_load_balance_routing(scores_BLE)
         if self.route_norm:
@@ -191,14 +191,12 @@ def _choose(chooser_BLE: Tensor, scores_BLE: Tensor, k: int) -> tuple[Tensor, Te
     return torch.stack(chosen, dim=-1), ids_BLK
 
 
-def _on_shards(
-    choose: Callable[..., tuple[Tensor, Tensor]], chooser_BLE: Tensor, scores_BLE: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
+def _choose_on_shards(chooser_BLE: Tensor, scores_BLE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Choose on each rank's own tokens; DTensors keep their placements, which never split the experts."""
     if not isinstance(chooser_BLE, DTensor) or not isinstance(scores_BLE, DTensor):
-        return choose(chooser_BLE, scores_BLE, k)
+        return _choose(chooser_BLE, scores_BLE, k)
     mesh, placements = scores_BLE.device_mesh, scores_BLE.placements
-    local = choose(chooser_BLE.redistribute(placements=placements).to_local(), scores_BLE.to_local(), k)
+    local = _choose(chooser_BLE.redistribute(placements=placements).to_local(), scores_BLE.to_local(), k)
     chosen_BLK, ids_BLK = (DTensor.from_local(part, mesh, placements, run_check=False) for part in local)
     return chosen_BLK, ids_BLK
 
