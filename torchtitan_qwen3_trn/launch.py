@@ -1,4 +1,4 @@
-"""What the whole package needs to know of the launch: which rank speaks, the machine, ending with a message."""
+"""The launch of a job: its rank and machine, and ending the process with a message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Machine:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for the job: rank 0, or not started by a launcher that numbers its processes."""
+    """Whether this process prints for the job: rank 0, or not started by a launcher that numbers its processes."""
     rank = os.environ.get("RANK", "0")
     return rank == "0" or not rank.isdecimal()
 

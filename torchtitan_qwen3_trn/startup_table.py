@@ -1,4 +1,4 @@
-"""What the log says about a job at its start."""
+"""The table that is logged when a job starts."""
 
 from __future__ import annotations
 

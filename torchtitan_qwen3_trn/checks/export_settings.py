@@ -1,4 +1,4 @@
-"""Questions about the export of a job: what would make it fail, or be unfaithful, when training has ended."""
+"""Questions about the export of a job: what would make it fail, or change the model, when training has ended."""
 
 from __future__ import annotations
 

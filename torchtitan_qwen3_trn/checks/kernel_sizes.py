@@ -42,7 +42,7 @@ def kernel_problems(
 
 
 def uses_kernel(operator: Operator, sizes: dict[str, JobSize], machine: Machine, *, plugin: str, provider: str) -> bool:
-    """Whether the kernels are to run on Neuron: with provider ``auto`` only where nothing is against it.
+    """Whether the kernels are to run on Neuron: with provider ``auto`` only where `kernel_problems` finds none.
 
     Logs on rank 0 where PyTorch operators run instead, and why. Arguments as for `kernel_problems`.
     """

@@ -157,5 +157,5 @@ def _absent_accelerator(config: JobConfig, machine: Machine) -> list[Problem]:
     if not seen:
         return []
     what = f"{seen[0]}, but torch finds no accelerator"
-    fix = "check the driver and that the back end of torch loads; --job.profile cpu runs on the CPU all the same"
+    fix = "check the driver and that the back end of torch loads; --job.profile cpu runs on the CPU anyway"
     return [Problem("device", what, fix)]

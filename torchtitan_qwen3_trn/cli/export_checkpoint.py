@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--assets", type=Path, help="folder with config.json and tokenizer; default: the checkpoint's")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as in the checkpoint")
     parser.add_argument("--max-shard-size", default="5GB", help="bytes of tensors in one file at most (default: 5GB)")
-    parser.add_argument("--drop-expert-bias", action="store_true", help="leave torchtitan's expert bias out")
+    parser.add_argument("--drop-expert-bias", action="store_true", help="export without torchtitan's expert bias")
 
 
 def run(arguments: argparse.Namespace) -> int:

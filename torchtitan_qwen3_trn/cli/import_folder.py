@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder with config.json and safetensors files")
     parser.add_argument("checkpoint", type=Path, help="folder to write; checkpoint.initial_load_path takes it")
     parser.add_argument(
-        "--route", choices=["native", "huggingface_v5"], default="native", help="who is to load it (default: native)"
+        "--route", choices=["native", "huggingface_v5"], default="native", help="route that loads it (default: native)"
     )
 
 

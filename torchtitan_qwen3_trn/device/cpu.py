@@ -40,7 +40,7 @@ class CpuProperties:
 
 
 class CpuDeviceModule(ModuleType):
-    """Stands where torchtitan expects ``torch.cuda``: one device, index 0, memory figures of this process.
+    """Takes the place of ``torch.cuda`` in torchtitan: one device, index 0, memory figures of this process.
 
     Attributes that it does not define come from ``torch.cpu``.
     """

@@ -81,7 +81,7 @@ def configure(flags: Flags) -> ConfiguredJob:
 
 
 def default_config(plugins: Plugins) -> JobConfig:
-    """The configuration of a job file that says nothing, with the options of ``plugins``."""
+    """The configuration of an empty job file, with the options of ``plugins``."""
     return JobConfig(
         plugins=plugins_config_type(plugins.loaded)(),
         loss=ChunkedLossWrapper.Config(),

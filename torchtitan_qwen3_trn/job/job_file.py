@@ -1,4 +1,4 @@
-"""A job file from disk: TOML, today's keys, one profile laid over it."""
+"""Reading a job file: TOML, the keys of torchtitan 0.3, one profile laid over it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROFILE_DEVICES = ("cpu", "cuda", "neuron")
 
 @dataclass
 class JobFile:
-    """What a job file says, in today's keys.
+    """The content of a job file, in the keys of torchtitan 0.3.
 
     Attributes:
         path: where it was read from.

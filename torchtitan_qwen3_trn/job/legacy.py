@@ -1,4 +1,4 @@
-"""torchtitan 0.2.x job files, and keys of other published write-ups, in today's terms.
+"""Keys of torchtitan 0.2.x job files and of other published recipes, translated to torchtitan 0.3.
 
 The 0.2.x schema is that of ``torchtitan/config/job_config.py`` at tags v0.2.0 to v0.2.2. Each key that moved is
 translated with one warning. A key whose feature is gone is ignored with a warning when it asks for nothing, and is

@@ -6,7 +6,7 @@ columns.
 
 Blocks. The plan (`torchtitan_qwen3_trn.kernels.experts.block_plan`) says which rows a block holds and which blocks an
 expert owns. Loops over experts are unrolled; the loop over an expert's blocks, or its tiles of 128 rows, runs on the
-device with bounds read from the plan, so the time follows the tokens, shapes are static, and the host never waits.
+device with bounds read from the plan, so run time grows with the tokens, shapes are static, and the host never waits.
 Rows are gathered and scattered by index; slots without a row (-1) are skipped by the DMA engines.
 
 Two cores. Both work on every expert. Results of width F are split along F between them, results of width D along D.

@@ -89,7 +89,7 @@ def document_mask(positions_BL: Tensor) -> Tensor:
     """Block-causal mask of packed rows: a query sees itself and what precedes it in its own document.
 
     A document starts wherever the position is 0, which is torchtitan's convention for every attention backend. Built
-    from a running sum and comparisons only, without gather, sort or a look at the values from the host. Every query
+    from a running sum and comparisons only, without gather or sort, and without reading values on the host. Every query
     sees at least itself, so no row is empty and the softmax is finite.
 
     Args:

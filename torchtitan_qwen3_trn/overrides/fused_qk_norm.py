@@ -32,7 +32,7 @@ class DeferredNorm(RMSNorm):
         """No options of its own."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """``input``, untouched."""
+        """``input``, unchanged."""
         return input
 
 

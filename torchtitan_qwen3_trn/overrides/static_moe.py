@@ -87,7 +87,7 @@ class _Dispatched:
 
 
 class StaticDispatcher(AllToAllTokenDispatcher):
-    """Moves tokens to experts and back with static shapes, no sort and no look at the counts from the host.
+    """Moves tokens to experts and back with static shapes, without sorting and without reading counts on the host.
 
     With expert parallelism every rank sends every other the same number of rows, enough for the worst routing; the
     rows not needed are skipped by the experts.
@@ -146,7 +146,7 @@ class StaticRouter(TokenChoiceTopKRouter):
             expert_bias_E: added to the scores for choosing only.
         """
         device_type = x_BLD.device.type
-        # A CPU has no autocast to float32 and would say so every time.
+        # Autocast to float32 does not exist on the CPU and would warn on every call.
         with torch.autocast(device_type, dtype=torch.float32, enabled=device_type != "cpu"):
             scores_BLE = self.gate(x_BLD)
         scores_BLE = _SCORES[self.score_func](scores_BLE)
