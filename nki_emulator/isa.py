@@ -30,19 +30,15 @@ from .isa_dma import dma_compute, dma_copy, dma_transpose
 from .isa_reduce import tensor_partition_reduce, tensor_reduce, tensor_scalar_reduce
 from .isa_running import bn_aggr, bn_stats, tensor_scalar_cumulative, tensor_tensor_scan
 from .isa_scalar import activation, activation_reduce
+from .isa_search import max8, nc_find_index8, nc_match_replace8, nonzero_with_count, topk
 from .isa_select import (
     local_gather,
-    max8,
-    nc_find_index8,
-    nc_match_replace8,
     nc_n_gather,
     nc_stream_shuffle,
-    nonzero_with_count,
     range_select,
     select_reduce,
     sequence_bounds,
     tensor_copy_predicated,
-    topk,
 )
 from .isa_tensor import nc_matmul, nc_transpose
 from .isa_vector import (

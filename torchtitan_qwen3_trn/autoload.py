@@ -43,7 +43,7 @@ def seams_enabled() -> bool:
 
 
 def install_cpu_device_late() -> None:
-    """Apply the CPU seam in a process where :func:`autoload` never ran.
+    """Apply the CPU seam in a process where :func:`autoload` never ran, or ran while torchtitan was being imported.
 
     With ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` torchtitan is imported before this package, and several of its modules
     already hold their own copy of ``device_type`` and ``device_module`` (``from torchtitan.tools.utils import``).
@@ -72,6 +72,10 @@ def _install_config_manager(config: Any) -> None:
 
 
 def _install_cpu_device(utils: Any) -> None:
+    if not hasattr(utils, "device_module"):
+        # torchtitan.tools.utils is what imported torch, so it is still being filled and would overwrite the seam.
+        _after_import("torchtitan.trainer", lambda _: install_cpu_device_late())
+        return
     if utils._get_available_device_type() is not None:
         return
     from torchtitan_qwen3_trn.device.cpu import cpu_device_module

@@ -27,11 +27,14 @@ class PluginTrainer(Trainer):
         job: the same job planned and checked; ``None`` does that first.
     """
 
+    local_loss: torch.Tensor
+    """This rank's part of the last step's loss per token, see the hook ``after_step``."""
+
     Config = JobConfig  # stock's base class makes this class the one that JobConfig.build() returns
 
     def __init__(self, config: JobConfig, *, job: PreparedJob | None = None) -> None:
         self.job = job or _prepared(config)
-        self._local_loss = torch.zeros(())
+        self.local_loss = torch.zeros(())
         super().__init__(self.job.config)
         if self.device.type == "cpu":
             use_sum_reduction(self.model_parts)
@@ -52,16 +55,16 @@ class PluginTrainer(Trainer):
     def forward_backward_step(self, **arguments: Any) -> torch.Tensor:
         """As in stock; also adds the microbatch to this step's loss."""
         loss = super().forward_backward_step(**arguments)
-        self._local_loss = self._local_loss + loss.detach()
+        self.local_loss = self.local_loss + loss.detach()
         return loss
 
     def train_step(self, data_iterator: Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]) -> None:
         """One optimizer step as in stock, then the ``after_step`` hooks."""
-        self._local_loss = torch.zeros((), device=self.device)
+        self.local_loss = torch.zeros((), device=self.device)
         super().train_step(data_iterator)
         metrics = self.metrics_processor
         log = StepLog(step=self.step, due=metrics.should_log(self.step), write=metrics.logger.log)
-        self._call("after_step", step=self.step, local_loss=self._local_loss, log=log)
+        self._call("after_step", step=self.step, local_loss=self.local_loss, log=log)
 
     def train(self) -> None:
         """Stock's training loop, then the ``training_ended`` hooks."""

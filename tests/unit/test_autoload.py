@@ -42,6 +42,17 @@ def test_one_variable_turns_both_seams_off(environment, expected):
     assert run_python(SEAMS, **environment) == expected
 
 
+@pytest.mark.parametrize("first", ["torchtitan.tools.utils", "torchtitan_qwen3_trn.plugins"])
+def test_device_is_the_cpus_too_when_torchtitan_is_what_imports_torch(first):
+    code = (
+        f"import {first}, torchtitan.trainer\n"
+        "from torchtitan.components import metrics\n"
+        "from torchtitan.tools import utils\n"
+        "print(utils.device_type, metrics.device_module is utils.device_module)"
+    )
+    assert run_python(code, PYTHONWARNINGS="error::RuntimeWarning") == "cpu True"
+
+
 def test_failing_seam_warns_and_leaves_stock_in_place():
     code = (
         "import sys\n"

@@ -6,12 +6,17 @@ import json
 import os
 from pathlib import Path
 
-from torchtitan.hf_datasets.text_datasets import DATASETS
+from torchtitan.hf_datasets.text_datasets import (
+    DATASETS,
+    HuggingFaceTextDataLoader,
+    InterleavedHuggingFaceTextDataLoader,
+)
 
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem, did_you_mean
 from torchtitan_qwen3_trn.launch import without_warnings
 
+TEXT_LOADERS = (HuggingFaceTextDataLoader.Config, InterleavedHuggingFaceTextDataLoader.Config)
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
 
 
@@ -20,7 +25,7 @@ def check_tokenizer(config: JobConfig) -> list[Problem]:
     where, path = "model.hf_assets_path", Path(config.hf_assets_path)
     if not os.path.isdir(path):
         what = "is not a folder" if os.path.exists(path) else "does not exist"
-        fix = "download the tokenizer there (README, 'Weights in and out'), or leave the key out for the bundled one"
+        fix = "download the tokenizer there (docs/weights.md), or leave the key out for the bundled one"
         return [Problem(where, f"{path} {what}", fix)]
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         what = f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})"
@@ -37,12 +42,17 @@ def check_tokenizer(config: JobConfig) -> list[Problem]:
 
 
 def check_text(config: JobConfig) -> list[Problem]:
-    """Data sets exist by name, and local ones hold files with the field that torchtitan reads."""
+    """Data sets exist by name, and local ones hold files with the field that torchtitan reads.
+
+    A data loader that is not one of stock's for text is left to whoever has made it.
+    """
     loaders = [("dataloader", config.dataloader)]
     if config.validator.enable:
         loaders.append(("validator.dataloader", config.validator.dataloader))
     problems = []
     for where, loader in loaders:
+        if not isinstance(loader, TEXT_LOADERS):
+            continue
         if loader.num_workers and loader.prefetch_factor is not None and loader.prefetch_factor < 1:
             what = f"{loader.prefetch_factor} is not possible"
             problems.append(Problem(f"{where}.prefetch_factor", what, "it must be positive"))

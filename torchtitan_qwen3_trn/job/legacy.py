@@ -76,9 +76,9 @@ MOVED: dict[str, str] = {
 }
 
 GONE: dict[str, Gone] = {
-    "job.custom_config_module": Gone(("",), "write a plugin instead (README, 'Your own override')"),
-    "experimental.custom_import": Gone(("",), "write a plugin instead (README, 'Your own override')"),
-    "experimental.custom_args_module": Gone(("",), "write a plugin instead (README, 'Your own override')"),
+    "job.custom_config_module": Gone(("",), "write a plugin instead (docs/plugins.md)"),
+    "experimental.custom_import": Gone(("",), "write a plugin instead (docs/plugins.md)"),
+    "experimental.custom_args_module": Gone(("",), "write a plugin instead (docs/plugins.md)"),
     "model.converters": Gone(([],), _NO_QUANTIZE),
     "model.print_after_conversion": Gone((False,), _NO_QUANTIZE),
     "model.name": Gone(("qwen3",), 'this package trains "qwen3"; another family needs a plugin and a route of its own'),

@@ -59,7 +59,9 @@ def plan_overrides(requests: list[Request], config: JobConfig) -> tuple[dict[str
         plugin, wanted = request
         target = _register(request)
         plugin_of[target] = plugin.name
-        config.override.imports = [*config.override.imports, (target, wanted.kwargs) if wanted.kwargs else target]
+        entry = (target, wanted.kwargs) if wanted.kwargs else target
+        if entry not in config.override.imports:  # it is there when a prepared configuration is prepared again
+            config.override.imports = [*config.override.imports, entry]
     trial = copy.deepcopy(config)
     try:
         with without_warnings():

@@ -13,6 +13,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.checks.checkpoints import check_loaded_model
+from torchtitan_qwen3_trn.checks.data import TEXT_LOADERS
 from torchtitan_qwen3_trn.checks.optimizer import check_groups_against_model
 from torchtitan_qwen3_trn.checks.parallelism import data_parallel_degree
 from torchtitan_qwen3_trn.checks.settings import check_settings, impossible_numbers
@@ -84,7 +85,7 @@ def use_bundled_assets(config: JobConfig) -> None:
         _log(f"{assets_path} does not exist here: using the bundled tokenizer in {config.hf_assets_path}")
     if Path(STOCK_TEXT).exists():
         return
-    loaders = (config.dataloader, config.validator.dataloader)
+    loaders = [each for each in (config.dataloader, config.validator.dataloader) if isinstance(each, TEXT_LOADERS)]
     sources = [source for loader in loaders for source in getattr(loader, "sources", None) or [loader]]
     without_path = [each for each in sources if each.dataset.lower() == "c4_test" and each.dataset_path is None]
     for source in without_path:

@@ -120,10 +120,15 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(json.dumps(member.value, default=str) for member in hint)
     if origin in (list, tuple):
         element = describe(args[0]) if args else "anything"
-        if origin is tuple and len(set(args)) == 1:
-            return f"a list of {len(args)} {element.removeprefix('an ').removeprefix('a ')}s"
-        return f"a list of {element.removeprefix('an ').removeprefix('a ')}s" if " or " not in element else "a list"
+        count = f"{len(args)} " if origin is tuple and len(set(args)) == 1 else ""
+        return f"a list of {count}{_plural(element)}" if " or " not in element else "a list"
     return _TYPE_NAMES.get(origin or hint, "a table" if is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
+
+
+def _plural(description: str) -> str:
+    """``an integer`` as ``integers``, ``a list of strings`` as ``lists of strings``."""
+    noun, of, rest = description.removeprefix("an ").removeprefix("a ").partition(" of ")
+    return f"{noun}s{of}{rest}"
 
 
 def visible_fields(cls: type) -> dict[str, Any]:

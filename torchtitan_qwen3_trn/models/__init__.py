@@ -1,1 +1,1 @@
-"""Torchtitan model specifications, one package per model source."""
+"""Models as torchtitan trains them, from one description: ``qwen3`` is torchtitan's own, ``hf`` is Transformers'."""

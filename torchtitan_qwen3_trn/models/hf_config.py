@@ -43,6 +43,19 @@ _MEANING = (
     "mlp_only_layers",
     "decoder_sparse_step",
 )
+# Keys that must be absent, null, false or empty.
+_REFUSED = {
+    "configuration_files": ("asks to read another file in place of this one, which was not checked", "remove it"),
+    "is_encoder_decoder": (
+        "an encoder-decoder model cannot be trained on plain text as a causal language model",
+        "use a decoder-only checkpoint",
+    ),
+    "quantization_config": (
+        "the weights are quantized, and training needs them as floating-point numbers",
+        "use the unquantized checkpoint",
+    ),
+    "per_layer_config": ("layers of different sizes are not supported", "remove it"),
+}
 
 
 def from_folder(folder: Path, *, rule: Rule | None = None) -> PreTrainedConfig:
@@ -101,17 +114,7 @@ def _unusable(values: Mapping[str, Any]) -> list[Problem]:
         classes = ", ".join(map(str, named.values() if isinstance(named, dict) else [named]))[:120]
         what = f"asks to run Python code that comes with the checkpoint ({classes}), which is never done"
         problems.append(Problem("auto_map", what, "use a checkpoint of an architecture in Transformers"))
-    if "configuration_files" in values:
-        what = "asks to read another file in place of this one, which was not checked"
-        problems.append(Problem("configuration_files", what, "remove it"))
-    if values.get("is_encoder_decoder"):
-        what = "an encoder-decoder model cannot be trained on plain text as a causal language model"
-        problems.append(Problem("is_encoder_decoder", what, "use a decoder-only checkpoint"))
-    if values.get("quantization_config"):
-        what = "the weights are quantized, and training needs them as floating-point numbers"
-        problems.append(Problem("quantization_config", what, "use the unquantized checkpoint"))
-    if values.get("per_layer_config") is not None:
-        problems.append(Problem("per_layer_config", "layers of different sizes are not supported", "remove it"))
+    problems += [Problem(key, what, fix) for key, (what, fix) in _REFUSED.items() if values.get(key)]
     return [*problems, *_unknown_type(values.get("model_type"), others=bool(problems))]
 
 

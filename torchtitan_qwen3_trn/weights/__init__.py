@@ -1,1 +1,1 @@
-"""Checkpoint files: what their headers say, how they are read, whether they were really loaded."""
+"""Hugging Face folders out of a job and its checkpoints, folders as checkpoints, and verifying both."""

@@ -47,9 +47,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         while not case.get("still") and trainer.should_continue_training():
             trainer.step += 1
             trainer.train_step(batches)
-            losses.append(global_loss(trainer))
+            losses.append(global_loss(trainer.local_loss, trainer.parallel_dims))
             trainer.checkpointer.save(trainer.step, last_step=trainer.step == config.training.steps)
-        trainer.plugins.call("training_ended", trainer=trainer)
+        trainer.job.plugins.call("training_ended", trainer.job.config, trainer=trainer)
         return {"losses": losses}
     finally:
         trainer.close()

@@ -31,6 +31,7 @@ from transformers import Qwen3Config
 
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
+from torchtitan_qwen3_trn.models.described_spec import DescribedModelSpec
 from torchtitan_qwen3_trn.weights.export import Export, export
 from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 from torchtitan_qwen3_trn.weights.job_export import keep_assets
@@ -43,6 +44,11 @@ CONFIG = Qwen3Config(
 )  # fmt: skip
 
 
+# What an export needs of the job's model is its Transformers configuration.
+SPEC = DescribedModelSpec(
+    name="qwen3", flavor="tiny", model=None, parallelize_fn=None, pipelining_fn=None, post_optimizer_build_fn=None,
+    state_dict_adapter=None, hf_config=CONFIG,
+)  # fmt: skip
 SHAPES = layout_and_class(CONFIG)[0].shapes
 # Room for the tensors, in bytes, but not for the tokenizer that is written before them.
 ROOM = 2 * sum(torch.Size(shape).numel() for shape in SHAPES.values()) + 32768
@@ -126,10 +132,10 @@ def keeping(number: int, folder: Path, trial: str, ready: int) -> None:
         dump_folder=str(folder),
         checkpoint=SimpleNamespace(folder="checkpoint", export_dtype="float32"),
         hf_assets_path=str(folder / "model"),
-        model=SimpleNamespace(flavor=None, changes=dict),
+        model_spec=SPEC,
     )
     with heard(folder / f"said-{number}"):
-        keep_assets(SimpleNamespace(config=config), 1)
+        keep_assets(config, 1)
 
 
 def start(body: Callable[[int, Path, str, int], None], folder: Path, trial: str) -> list[int]:

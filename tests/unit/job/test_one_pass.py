@@ -95,3 +95,11 @@ def test_the_prepared_job_reaches_the_trainer_without_being_made_again(parse_job
     outcome.config.build()
     assert taken == [(outcome.job.config, outcome.job)]
     assert Path(outcome.job.config.job.config_file).name == "job.toml"
+
+
+def test_a_prepared_configuration_can_be_prepared_again(parse_job):
+    job = parse_job().job
+    imports = list(job.config.override.imports)
+    again = prepare.prepare(job.config, job.plugins)
+    assert again.config.override.imports == imports
+    assert again.overrides == job.overrides

@@ -21,17 +21,24 @@ def test_only_a_loss_clearly_below_that_of_random_weights_passes():
     assert not first_loss.looks_random(11.9, 12.44)
 
 
-@pytest.mark.parametrize(("step", "loss", "speaks"), [(1, 7.6, True), (1, 5.0, False), (2, 7.6, False)])
-def test_random_looking_weights_are_reported_once_and_loudly(monkeypatch, caplog, step, loss, speaks):
+@pytest.mark.parametrize(("loss", "speaks"), [(7.6, True), (5.0, False)])
+def test_random_looking_weights_are_reported_loudly(monkeypatch, caplog, loss, speaks):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(
-            checkpoint=SimpleNamespace(enable=True, initial_load_in_hf=True, initial_load_path=None),
-            hf_assets_path="weights",
-        ),
-        local_loss=torch.tensor(loss),
-        parallel_dims=SimpleNamespace(dp_cp_enabled=False, pp_enabled=False),
-    )
+    config = SimpleNamespace(checkpoint=SimpleNamespace(initial_load_path=None), hf_assets_path="weights")
+    dims = SimpleNamespace(dp_cp_enabled=False, pp_enabled=False)
     with caplog.at_level(logging.WARNING):
-        first_loss.report_random_first_loss(trainer, step, 7.65)
+        first_loss.report_random_first_loss(config, torch.tensor(loss), dims, 7.65)
     assert ("THE WEIGHTS LOOK RANDOM" in caplog.text) is speaks
+
+
+@pytest.mark.parametrize(("step", "in_hf", "asked"), [(1, True, 1), (2, True, 0), (1, False, 0)])
+@pytest.mark.parametrize("backend", ["native", "huggingface_v5"])
+def test_only_the_first_step_from_published_weights_is_judged(parse_job, monkeypatch, backend, step, in_hf, asked):
+    job = parse_job("", "--model.backend", backend).job
+    job.config.checkpoint.enable, job.config.checkpoint.initial_load_in_hf = True, in_hf
+    reports = []
+    monkeypatch.setattr(first_loss, "report_random_first_loss", lambda *args: reports.append(args[-1]))
+    trainer = SimpleNamespace(model_parts=[], parallel_dims=None, device=None)
+    job.plugins.call("after_step", job.config, trainer=trainer, step=step, local_loss=torch.tensor(1.0), log=None)
+    assert len(reports) == asked
+    assert all(7 < expected < 9 for expected in reports)

@@ -274,7 +274,7 @@ def test_config_file_problems_name_the_file(tmp_path):
     path.write_text("{not json")
     assert "is not JSON" in problems_of(from_folder, tmp_path)[str(path)]
     path.write_text("[1, 2]")
-    assert "a list where an object" in problems_of(from_folder, tmp_path)[str(path)]
+    assert "must hold a JSON object, got a list" in problems_of(from_folder, tmp_path)[str(path)]
 
 
 def test_differences_are_those_in_what_is_computed():
