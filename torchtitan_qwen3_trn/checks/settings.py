@@ -122,26 +122,26 @@ def _device(config: JobConfig, machine: Machine) -> list[Problem]:
     ]
 
 
-def _output_folders(config: JobConfig) -> list[Problem]:
-    """Folders that a run creates or writes to: nothing on their way may be a file or closed to this user."""
+def _output_folders(config: JobConfig) -> Iterator[Problem]:
+    """Folders that a run creates or writes to: every part of their paths is a folder, or absent, and writable."""
     wanted = [("job.dump_folder", config.dump_folder)]
     if config.checkpoint.enable:
         wanted.append(("checkpoint.folder", str(Path(config.dump_folder, config.checkpoint.folder))))
-    problems = []
     for where, folder in wanted:
-        if not folder or "://" in folder:
-            continue
-        path = Path(folder).absolute()
-        try:
-            there = next(each for each in (path, *path.parents) if each.exists())
-        except OSError as error:
-            problems.append(Problem(where, f"{path} cannot be used: {error.strerror}", "choose another folder"))
-            continue
-        if not there.is_dir():
-            problems.append(Problem(where, f"{there} is a file", "choose a folder"))
-        elif not os.access(there, os.W_OK | os.X_OK):
-            problems.append(Problem(where, f"this user may not write to {there}", "choose another folder"))
-    return problems[:1]
+        if folder and "://" not in folder and (defect := _folder_defect(Path(folder).absolute())):
+            yield Problem(where, defect, "choose another folder")
+            return  # the second folder lies in the first one
+
+
+def _folder_defect(path: Path) -> str:
+    """Why the folder ``path`` cannot be created or written to; empty if it can."""
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+    except OSError as error:
+        return f"{path} cannot be used: {error.strerror}"
+    if not there.is_dir():
+        return f"{there} is a file"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"this user may not write to {there}"
 
 
 def _absent_accelerator(config: JobConfig, machine: Machine) -> list[Problem]:
