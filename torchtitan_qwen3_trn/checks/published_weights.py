@@ -21,8 +21,7 @@ def check(config: JobConfig) -> list[Problem]:
 def will_load_files(config: JobConfig) -> bool:
     """Whether the run starts from Hugging Face files: it asks for it, and has no checkpoint of its own to resume."""
     checkpoint = config.checkpoint
-    resumes = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step) is not None
-    return bool(checkpoint.enable and checkpoint.initial_load_in_hf and not resumes)
+    return bool(checkpoint.enable and checkpoint.initial_load_in_hf and newest_checkpoint(config) is None)
 
 
 def _problems(config: JobConfig) -> Iterator[Problem]:
