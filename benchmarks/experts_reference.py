@@ -1,21 +1,21 @@
 """Experts on the CPU: the reference of `experts` against stock's grouped matmul, forward and backward, same dtype.
 
-    OMP_NUM_THREADS=1 python benchmarks/experts_reference.py [PAIRS]
+    python -m benchmarks.experts_reference [--rounds 20] [--quick]
 
-Both run in turns, in an order that changes with every pair, on the same weights. Prints, for each size and dtype, the
-median processor milliseconds of stock, and how many times faster the reference is: the median of the ratios of all
-pairs. Stock computes in bfloat16 only; in float32 its own products are called without the casts around them.
+Both run in turns on one core, in an order that changes with every round, on the same weights. Measured is processor
+time per forward and backward pass; the ratio is stock's time to the reference's within a round. Stock computes in
+bfloat16 only; in float32 its own products are called without the casts around them.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
+import functools
 import time
 
 import torch
 from torchtitan.models.common.moe import GroupedExperts
 
+from benchmarks.rounds import command_line, median, ratio, run_rounds, say
 from torchtitan_qwen3_trn.overrides.static_moe import kernel_experts
 
 # (tokens, experts per token, experts, model dimension, hidden dimension, runs per pair)
@@ -45,8 +45,8 @@ def both(num_experts: int, dim: int, hidden_dim: int, dtype: torch.dtype) -> lis
     return modules
 
 
-def seconds(module: GroupedExperts, x_RD: torch.Tensor, counts_E: torch.Tensor, runs: int) -> float:
-    """Processor time of ``runs`` times forward and backward."""
+def one_run(module: GroupedExperts, x_RD: torch.Tensor, counts_E: torch.Tensor, runs: int) -> dict[str, float]:
+    """Processor milliseconds per forward and backward pass, over ``runs`` of them."""
     dy_RD, total = torch.ones_like(x_RD), 0.0
     for _ in range(runs):
         module.zero_grad()
@@ -54,31 +54,33 @@ def seconds(module: GroupedExperts, x_RD: torch.Tensor, counts_E: torch.Tensor, 
         start = time.process_time()
         module(x_RD, counts_E).backward(dy_RD)
         total += time.process_time() - start
-    return total
+    return {"ms": total / runs * 1e3}
 
 
 def main() -> None:
     """Measure every size."""
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    for tokens, k, num_experts, dim, hidden_dim, runs in SIZES:
+    arguments = command_line(__doc__, rounds=20, quick="5 rounds, without the largest size").parse_args()
+    rounds = arguments.rounds or (5 if arguments.quick else 20)
+    torch.set_num_threads(1)
+    summary = []
+    for tokens, k, num_experts, dim, hidden_dim, runs in SIZES[: 2 if arguments.quick else None]:
         counts_E = torch.bincount(torch.rand(tokens, num_experts).topk(k).indices.flatten(), minlength=num_experts)
         for dtype in (torch.bfloat16, torch.float32):
-            x_RD = torch.randn(tokens * k, dim, dtype=dtype, requires_grad=True)
-            modules = both(num_experts, dim, hidden_dim, dtype)
-            times = []
-            for pair in range(pairs + 1):  # the first warms up
-                order = (0, 1) if pair % 2 else (1, 0)
-                taken = {which: seconds(modules[which], x_RD, counts_E, runs) for which in order}
-                times.append((taken[0], taken[1]))
-            ratios = [stock / ours for stock, ours in times[1:]]
-            milliseconds = 1e3 * statistics.median(stock for stock, _ in times[1:]) / runs
             size = f"T={tokens} K={k} E={num_experts} D={dim} F={hidden_dim} {str(dtype).removeprefix('torch.')}"
-            low, _, high = statistics.quantiles(ratios)
-            print(
-                f"{size:40} stock {milliseconds:7.1f} ms   reference {statistics.median(ratios):5.2f} times as fast "
-                f"({low:.2f} to {high:.2f} in half of the pairs)",
-                flush=True,
+            say(size)
+            x_RD = torch.randn(tokens * k, dim, dtype=dtype, requires_grad=True)
+            modules = dict(zip(("stock", "reference"), both(num_experts, dim, hidden_dim, dtype), strict=True))
+            variants = {
+                name: functools.partial(one_run, module, x_RD, counts_E, runs) for name, module in modules.items()
+            }
+            for run in variants.values():
+                run()  # warms up
+            times = run_rounds(variants, rounds)
+            speedup = ratio(times, "ms", "stock", "reference")
+            summary.append(
+                f"{size:40} stock {median(times, 'stock', 'ms'):7.1f} ms   reference {speedup} times as fast"
             )
+    say("\n".join(summary))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The loss a freshly initialised Qwen3 starts from, at full size, against theory.
 
-    python benchmarks/first_loss.py [--flavor 4B-Instruct-2507] [--backend huggingface_v5] [--seq_len 256]
+    python -m benchmarks.first_loss [--flavor 4B-Instruct-2507] [--backend huggingface_v5] [--seq_len 256] [--quick]
 
 Builds the model with its own initialisation in bfloat16 and runs one forward pass over two rows, uniformly random
 tokens and the bundled text. Exits with status 1 when a row is further than 0.05 nats from `expected_first_loss`.
@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedConfig
 
+from benchmarks.rounds import command_line, say
 from torchtitan_qwen3_trn.assets import text_path, tokenizer_path
 from torchtitan_qwen3_trn.models.first_loss import expected_first_loss
 from torchtitan_qwen3_trn.models.hf.build import build_on_meta
@@ -52,8 +53,8 @@ def main() -> int:
     torch.manual_seed(args.seed)
     began = time.perf_counter()
     model = _in_bfloat16(*BUILDERS[args.backend](hf_config))
-    print(f"{args.flavor}, {args.backend}: initialised in {time.perf_counter() - began:.0f} s")
-    print(f"expected first loss {expected:.4f} = ln({vocab_size}) + {std}^2 x {width} / 2")
+    say(f"{args.flavor}, {args.backend}: initialised in {time.perf_counter() - began:.0f} s")
+    say(f"expected first loss {expected:.4f} = ln({vocab_size}) + {std}^2 x {width} / 2")
 
     rows = {
         "random tokens": _random_tokens(hf_config, args.seq_len),
@@ -62,22 +63,24 @@ def main() -> int:
     began = time.perf_counter()
     with torch.no_grad():
         hidden_BLD = model(torch.stack(list(rows.values()))[:, :-1])
-    print(f"forward over {hidden_BLD.shape[0]} x {hidden_BLD.shape[1]} tokens in {time.perf_counter() - began:.0f} s")
+    say(f"forward over {hidden_BLD.shape[0]} x {hidden_BLD.shape[1]} tokens in {time.perf_counter() - began:.0f} s")
     differences = [
         _report(name, _measured(model, hidden_LD, tokens), tokens[1:], expected)
         for (name, tokens), hidden_LD in zip(rows.items(), hidden_BLD, strict=True)
     ]
-    print(f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
+    say(f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
     return int(max(abs(difference) for difference in differences) > TOLERANCE)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--flavor", default="4B-Instruct-2507")
-    parser.add_argument("--backend", choices=BUILDERS, default="native")
-    parser.add_argument("--seq_len", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    parser = command_line(__doc__, rounds=None, quick="the flavor 0.6B unless another one is given")
+    parser.add_argument("--flavor", help="(default 4B-Instruct-2507)")
+    parser.add_argument("--backend", choices=BUILDERS, default="native", help="(default native)")
+    parser.add_argument("--seq_len", type=int, default=256, help="tokens per row (default 256)")
+    parser.add_argument("--seed", type=int, default=0, help="(default 0)")
+    arguments = parser.parse_args()
+    arguments.flavor = arguments.flavor or ("0.6B" if arguments.quick else "4B-Instruct-2507")
+    return arguments
 
 
 def _native(hf_config: PreTrainedConfig) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
@@ -171,7 +174,7 @@ def _report(name: str, measured: torch.Tensor, targets: torch.Tensor, expected: 
     error = per_target.norm().item() / len(targets)
     difference = independent - expected
     verdict = "ok" if abs(difference) <= TOLERANCE else f"more than {TOLERANCE} off"
-    print(
+    say(
         f"{name:13}  loss {independent:.4f} ({difference:+.4f}, {verdict})  next token {following:.3f} +- {error:.3f}  "
         f"logit of the input token {own:+.3f}"
     )

@@ -1,6 +1,6 @@
 """The Hugging Face route against a plain PyTorch loop and ``transformers.Trainer`` over the same Transformers model.
 
-    python benchmarks/hf_route.py [--rounds 5] [--steps 30] [--experts] [--dtype float32]
+    python -m benchmarks.hf_route [--rounds 5] [--steps 30] [--experts] [--dtype float32] [--quick]
 
 All three train the same model on the same batches in one process: cross-entropy over packed documents, gradient
 clipping, fused AdamW, no activation checkpointing. The first five steps are not counted; of the others the first
@@ -14,9 +14,9 @@ beyond what was resident before the model was built.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.rounds import command_line, median, ratio, run_rounds, say, single_rank
 
 BATCH, SEQ_LEN, WARM_UP = 2, 256, 5
 JOB = """
@@ -78,7 +80,7 @@ class Clock:
             after - before for before, after in zip(self.times[WARM_UP:], self.times[WARM_UP + 1 :], strict=False)
         ]
         speed = BATCH * SEQ_LEN / statistics.quantiles(seconds, n=4)[0]
-        print("RESULT", json.dumps({"speed": speed, "memory": self.peak - self.before}))
+        say("RESULT " + json.dumps({"speed": speed, "memory": self.peak - self.before}))
 
 
 def parsed(job: str) -> Any:
@@ -203,14 +205,10 @@ def run_trainer(job: str) -> None:
 RUNS: dict[str, Callable[[str], None]] = {"route": run_route, "loop": run_loop, "trainer": run_trainer}
 
 
-def measure(kind: str, job: Path, folder: str) -> dict[str, float]:
+def measure(kind: str, job: Path) -> dict[str, float]:
     """One run in a process of its own."""
-    port = str(29500 + (os.getpid() + int(time.time())) % 400)
-    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, __file__, "--run", kind, str(job)]
-    done = subprocess.run(
-        command, env={**env, "MASTER_PORT": port}, cwd=folder, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "benchmarks.hf_route", "--run", kind, str(job)]
+    done = subprocess.run(command, env=single_rank(), cwd=job.parent, capture_output=True, text=True, check=False)
     if done.returncode or "RESULT " not in done.stdout:
         sys.exit(done.stdout + done.stderr)
     return json.loads(done.stdout.split("RESULT ")[1].splitlines()[0])
@@ -218,33 +216,37 @@ def measure(kind: str, job: Path, folder: str) -> dict[str, float]:
 
 def main() -> None:
     """Alternate the runs and print the ratios."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--experts", action="store_true")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--run", nargs=2, metavar=("KIND", "JOB"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = _arguments()
     if arguments.run:
         RUNS[arguments.run[0]](arguments.run[1])
         return
     kinds = [kind for kind in RUNS if kind != "trainer" or importlib.util.find_spec("accelerate")]
+    sizes, flavor = (EXPERTS, "debugmodel_moe") if arguments.experts else ("", "debugmodel")
+    settings = {"batch": BATCH, "seq_len": SEQ_LEN, "steps": arguments.steps, "dtype": arguments.dtype}
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.toml")
-        sizes, flavor = (EXPERTS, "debugmodel_moe") if arguments.experts else ("", "debugmodel")
-        job.write_text(
-            JOB.format(
-                flavor=flavor, sizes=sizes, batch=BATCH, seq_len=SEQ_LEN, steps=arguments.steps, dtype=arguments.dtype
-            )
+        job.write_text(JOB.format(flavor=flavor, sizes=sizes, **settings))
+        rounds = run_rounds(
+            {kind: functools.partial(measure, kind, job) for kind in kinds},
+            arguments.rounds,
+            show=lambda run: f"{run['speed']:8,.0f} tokens per second  {run['memory'] / 1e6:6,.0f} MB",
         )
-        rounds = [{kind: measure(kind, job, folder) for kind in kinds} for _ in range(arguments.rounds)]
     for other in kinds[1:]:
         for figure in ("speed", "memory"):
-            ratios = [each["route"][figure] / each[other][figure] for each in rounds]
-            shown = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-            print(f"{figure:6} route / {other:7}: {statistics.median(ratios):.3f}  ({shown})")
-    speeds = {kind: statistics.median(each[kind]["speed"] for each in rounds) for kind in kinds}
-    print("tokens per second:", ", ".join(f"{kind} {speed:,.0f}" for kind, speed in speeds.items()))
+            say(f"{figure:6} route / {other:7}: {ratio(rounds, figure, 'route', other)}")
+    say("tokens per second: " + ", ".join(f"{kind} {median(rounds, kind, 'speed'):,.0f}" for kind in kinds))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = command_line(__doc__, rounds=5, quick="1 round of 15 steps")
+    parser.add_argument("--steps", type=int, help="steps of a run (default 30)")
+    parser.add_argument("--experts", action="store_true", help="a mixture of experts")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="(default float32)")
+    parser.add_argument("--run", nargs=2, metavar=("KIND", "JOB"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 5)
+    arguments.steps = arguments.steps or (15 if arguments.quick else 30)
+    return arguments
 
 
 if __name__ == "__main__":

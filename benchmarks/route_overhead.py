@@ -1,24 +1,35 @@
 """The plugin route against stock's ``Trainer`` wired by hand: steps per second, and start to first step.
 
-The hand-wired run has the same model, data and settings, the CPU device module and the SDPA override, and nothing
-else of this package. Both compute in float32, which any CPU does at full speed. The two run at the same time, each on
-a core of its own, and change cores with every pair; medians of paired ratios are printed.
+    python -m benchmarks.route_overhead [--rounds 60] [--starts 5] [--quick]
 
-    python benchmarks/route_overhead.py [PAIRS] [STEPS]
+Steps: three trainers live in one process with one thread and take one step each per round, in an order that turns. One
+comes from a job file through the plugin route, two are wired by hand (see `hand_wired`): with the overrides of the
+plugin route, so that only what carries the plugins is between them, and with torchtitan's own rotary embedding, which
+the native route replaces. All log every step. Measured is processor time, which other load disturbs less than the
+clock; ratios are taken within a round. In the end all three must hold the same weights, bit for bit: they have done the
+same work.
+
+Start: processes of their own, one after the other, up to the line of the first step in the log. The hand-wired one runs
+without the two seams, and imports of this package only what `hand_wired` names.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import types
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.rounds import Figures, command_line, difference, median, ratio, run_rounds, say, single_rank
 
 JOB = """
 [model]
@@ -27,7 +38,7 @@ vocab_size = 4096
 [training]
 local_batch_size = 2
 seq_len = 256
-steps = {steps}
+steps = 10000
 mixed_precision_param = "float32"
 [activation_checkpoint]
 mode = "none"
@@ -36,116 +47,122 @@ log_freq = 1
 [debug]
 seed = 1
 """
-STEP = re.compile(r"step:\s*(\d+)\s")
+PLUGINS, BY_HAND, STOCK_ROPE = "plugin route", "by hand", "by hand, stock's rope"
+WARM_UP = 3
+FIRST_STEP = re.compile(r"step:\s*1\s")
+HAND_WIRED = "from benchmarks import hand_wired; hand_wired.train(hand_wired.with_same_rope)"
 
 
-def hand_wired(steps: int) -> None:
-    """Stock's trainer with two things set by hand; runs in a process of its own."""
-    import dataclasses
+def stepper(config: Any) -> tuple[Any, Callable[[], Figures]]:
+    """The trainer of ``config``, and a function that takes one step with it as its training loop does."""
+    trainer = config.build()
+    batches = trainer.batch_generator(trainer.dataloader)
 
-    from torchtitan.tools import utils
+    def step() -> Figures:
+        began, cpu = time.perf_counter(), time.process_time()
+        trainer.step += 1
+        trainer.gc_handler.run(trainer.step)
+        trainer.train_step(batches)
+        return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - began}
 
-    from torchtitan_qwen3_trn.device.cpu import cpu_device_module
-
-    utils.device_type, utils.device_module = "cpu", cpu_device_module
-    from torchtitan import train
-    from torchtitan.config.override import override
-    from torchtitan.models.common.attention import FlexAttention
-    from torchtitan.models.qwen3 import config_registry
-    from torchtitan.trainer import Trainer
-
-    from torchtitan_qwen3_trn import assets
-    from torchtitan_qwen3_trn.models.qwen3.flavors import flavor
-    from torchtitan_qwen3_trn.models.qwen3.spec import model_spec
-    from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
-
-    override(target=FlexAttention.Config)(sdpa)
-
-    class MaskedTrainer(Trainer):
-        @dataclasses.dataclass(kw_only=True, slots=True)
-        class Config(Trainer.Config):
-            pass
-
-        def post_dataloading_process(self, input_dict, labels):  # noqa: ANN001, ANN202
-            inputs, labels, extra = super().post_dataloading_process(input_dict, labels)
-            extra["attention_masks"] = document_mask(extra["positions"])
-            return inputs, labels, extra
-
-    def config() -> Trainer.Config:
-        stock = config_registry.qwen3_debugmodel()
-        made = MaskedTrainer.Config(**{f.name: getattr(stock, f.name) for f in dataclasses.fields(stock)})
-        made.model_spec = model_spec(flavor("debugmodel", vocab_size=4096), flavor="debugmodel")
-        made.loss.loss_fn.global_vocab_size = 4096
-        made.training = dataclasses.replace(
-            made.training,
-            local_batch_size=2,
-            seq_len=256,
-            steps=steps,
-            mixed_precision_param="float32",
-            disable_cuda_graphs=True,
-        )
-        made.hf_assets_path = str(assets.tokenizer_path())
-        made.dataloader.dataset_path = str(assets.text_path())
-        made.lr_scheduler = dataclasses.replace(made.lr_scheduler, warmup_steps=200, decay_ratio=None)
-        made.activation_checkpoint = None
-        made.debug.seed = 1
-        made.override.imports = [f"{sdpa.__module__}.sdpa"]
-        return made
-
-    module = types.ModuleType("hand_wired")
-    module.config = config
-    sys.modules["hand_wired"] = module
-    sys.argv = ["train", "--module", "hand_wired", "--config", "config"]
-    train.main()
+    return trainer, step
 
 
-def start(command: list[str], cwd: str, core: int) -> subprocess.Popen[str]:
-    """``command`` on one core, with the environment a launcher gives a single rank."""
-    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PYTHONUNBUFFERED": "1"}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + os.getpid() % 400 + core), "OMP_NUM_THREADS": "1"}
-    pinned = ["taskset", "--cpu-list", str(core), *command]
-    return subprocess.Popen(pinned, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def compare_steps(job: Path, rounds: int) -> None:
+    """Let the three trainers take turns; print the ratios of their speeds."""
+    os.environ.update(single_rank())
+    import torch
+    from torchtitan.config import ConfigManager
+
+    from benchmarks import hand_wired
+
+    torch.set_num_threads(1)
+    configs = {
+        PLUGINS: ConfigManager().parse_args(["--job.config_file", str(job)]),  # first: it makes the process group
+        BY_HAND: hand_wired.with_same_rope(),
+        STOCK_ROPE: hand_wired.with_stock_rope(),
+    }
+    trainers, steps = {}, {}
+    for name, config in configs.items():
+        trainers[name], steps[name] = stepper(config)
+    logging.disable(logging.INFO)  # three trainers would write a line each
+    for _ in range(WARM_UP):
+        for step in steps.values():
+            step()
+    results = run_rounds(
+        steps,
+        rounds,
+        order=turned,
+        show=lambda run: f"{run['cpu'] * 1e3:6.1f} ms, by the clock {run['wall'] * 1e3:6.1f}",
+    )
+    weights = [
+        [each.detach() for part in trainer.model_parts for each in part.parameters()] for trainer in trainers.values()
+    ]
+    same = all(
+        torch.equal(ours, theirs) for others in weights[1:] for ours, theirs in zip(weights[0], others, strict=True)
+    )
+    say(f"the weights of all three are {'the same' if same else 'NOT THE SAME: they did different work'}")
+    for name in steps:
+        say(f"{name:22} {median(results, name, 'cpu') * 1e3:6.1f} ms per step on the processor")
+    for other in (BY_HAND, STOCK_ROPE):
+        for figure, clock in (("cpu", "processor time"), ("wall", "wall-clock time")):
+            say(f"steps per second, {PLUGINS} / {other}, {clock}: {ratio(results, figure, other, PLUGINS)}")
+    torch.distributed.destroy_process_group()
 
 
-def measure(process: subprocess.Popen[str], steps: int) -> tuple[float, float]:
-    """Seconds from start to the first step, and steps per second by the median step after it."""
-    began, times = time.perf_counter(), {}
-    log = []
-    for line in process.stdout or []:
-        log.append(line)
-        found = STEP.search(re.sub(r"\x1b\[[0-9;]*m", "", line))
-        if found:
-            times[int(found[1])] = time.perf_counter()
-    if process.wait() or steps not in times:
-        sys.exit("".join(log))
-    return times[1] - began, 1 / statistics.median(times[step + 1] - times[step] for step in range(1, steps))
+def turned(names: Sequence[str], number: int) -> Sequence[str]:
+    """Every name is first, second and last equally often, before and after each of the others."""
+    first = number // 2 % len(names)
+    order = [*names[first:], *names[:first]]
+    return order if number % 2 == 0 else order[::-1]
 
 
-def side_by_side(ours: list[str], stock: list[str], cwd: str, core: int, steps: int) -> list[tuple[float, float]]:
-    """``measure`` of both commands while they run together, ``ours`` on ``core`` (0 or 1), ``stock`` on the other."""
-    processes = [start(ours, cwd, core), start(stock, cwd, 1 - core)]
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda process: measure(process, steps), processes))
+def start(command: list[str], folder: Path, seams: str) -> Figures:
+    """Seconds of ``command`` up to its first step."""
+    env = {**single_rank(), "PYTHONUNBUFFERED": "1", "TORCHTITAN_QWEN3_TRN_SEAMS": seams}
+    began, log = time.perf_counter(), []
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or []:
+            log.append(line)
+            if FIRST_STEP.search(re.sub(r"\x1b\[[0-9;]*m", "", line)):
+                used = psutil.Process(process.pid).cpu_times()
+                figures = {"cpu": used.user + used.system, "wall": time.perf_counter() - began}
+                process.kill()
+                return figures
+    sys.exit("".join(log))
+
+
+def compare_starts(job: Path, rounds: int) -> None:
+    """Start both, one after the other; print the differences."""
+    commands = {
+        PLUGINS: functools.partial(
+            start, [sys.executable, "-m", "torchtitan.train", "--job.config_file", str(job)], job.parent, "1"
+        ),
+        BY_HAND: functools.partial(start, [sys.executable, "-c", HAND_WIRED], job.parent, "0"),
+    }
+    results = run_rounds(
+        commands, rounds, show=lambda run: f"{run['cpu']:6.2f} s, by the clock {run['wall']:6.2f} s to the first step"
+    )
+    for figure, clock in (("cpu", "processor time"), ("wall", "wall-clock time")):
+        medians = " and ".join(f"{median(results, name, figure):.2f} s" for name in commands)
+        change = difference(results, figure, PLUGINS, BY_HAND)
+        say(f"start to first step, {PLUGINS} - {BY_HAND}, {clock}: {change} s ({medians})")
 
 
 def main() -> None:
-    """Run both side by side and print the ratios."""
-    pairs, steps = (int(text) for text in (sys.argv[1:] + ["5", "30"][len(sys.argv) - 1 :])[:2])
+    """Compare steps, then starts."""
+    parser = command_line(__doc__, rounds=60, quick="20 rounds of steps, 1 start of each")
+    parser.add_argument("--starts", type=int, help="how often each is started (default 5)")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.toml")
-        job.write_text(JOB.format(steps=steps))
-        plugin = [sys.executable, "-m", "torchtitan.train", "--job.config_file", str(job)]
-        by_hand = [sys.executable, __file__, "--hand-wired", str(steps)]
-        rows = [side_by_side(plugin, by_hand, folder, pair % 2, steps) for pair in range(pairs)]
-    speed = [ours[1] / stock[1] for ours, stock in rows]
-    delay = [ours[0] - stock[0] for ours, stock in rows]
-    print(f"steps per second, plugin route / hand-wired: {statistics.median(speed):.4f} (median of {pairs})")
-    print(f"  each: {', '.join(f'{ratio:.3f}' for ratio in speed)}")
-    print(f"start to first step, plugin route - hand-wired: {statistics.median(delay):+.2f} s (median of {pairs})")
+        job.write_text(JOB)
+        compare_starts(job, arguments.starts or (1 if arguments.quick else 5))
+        os.chdir(folder)
+        compare_steps(job, arguments.rounds or (20 if arguments.quick else 60))
 
 
 if __name__ == "__main__":
-    if "--hand-wired" in sys.argv:
-        hand_wired(int(sys.argv[-1]))
-    else:
-        main()
+    main()

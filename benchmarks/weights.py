@@ -1,6 +1,6 @@
 """Weights out and in, side by side: time ratios and peak resident memory, each run in a process of its own.
 
-    python benchmarks/weights.py [--rounds 4] [--gigabytes 2] [--files float32] [--folder /tmp/weights_benchmark]
+    python -m benchmarks.weights [--rounds 4] [--gigabytes 2] [--files float32] [--folder FOLDER] [--quick]
 
 Out: the export, with checksums and check, against one plain sequential writer of the same bytes that fsyncs every file
 (its rate is the disk's), and against ``save_pretrained``, as it is and with an fsync of its files. In: files of the
@@ -17,314 +17,105 @@ only as long as its cache lasts.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-SHARD = 500_000_000
-HIDDEN, INNER, VOCAB = 2048, 6144, 32768
-PAGE = 4096
-
-
-@dataclass(frozen=True)
-class Case:
-    """What a run works on.
-
-    Attributes:
-        folder: where everything is written.
-        config: of the model.
-        files: type of the tensors in the files.
-    """
-
-    folder: Path
-    config: Any
-    files: Any
-
-
-def config_of(gigabytes: float) -> Any:
-    """A dense Qwen3 in float32 of about that size."""
-    layer = 4 * (HIDDEN * 128 * (16 + 16 + 8 + 8) + 3 * HIDDEN * INNER)
-    layers = max(round((gigabytes * 1e9 - 8 * HIDDEN * VOCAB) / layer), 1)
-    return _qwen3(layers, HIDDEN, INNER, VOCAB)
-
-
-def tiny_config() -> Any:
-    """What imports and first calls are done with."""
-    return _qwen3(2, 64, 128, 512)
-
-
-def _qwen3(layers: int, hidden: int, inner: int, vocab: int) -> Any:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(
-        vocab_size=vocab, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096,
-    )  # fmt: skip
-
-
-def tensors_of(config: Any) -> dict[str, Any]:
-    """Weights by their names in files; not zeros, which a file system may not store."""
-    import torch
-
-    from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-    from torchtitan_qwen3_trn.models.hf.layout import layout_of
-
-    generator = torch.Generator().manual_seed(0)
-    shapes = layout_of(build_on_meta(config)).shapes
-    return {name: torch.empty(shape).uniform_(-1, 1, generator=generator) for name, shape in shapes.items()}
-
-
-def measured(action: Callable[[], object]) -> dict[str, float]:
-    """Seconds and extra bytes resident of ``action``."""
-    from torchtitan_qwen3_trn.device.cpu import cpu_device_module as device
-
-    before = device.memory_allocated()
-    device.reset_peak_memory_stats()
-    began = time.perf_counter()
-    action()
-    return {"seconds": time.perf_counter() - began, "extra": device.max_memory_allocated() - before}
-
-
-def export(case: Case) -> dict[str, float]:
-    """The export plugin's work on one rank."""
-    from torchtitan_qwen3_trn.assets import tokenizer_path
-    from torchtitan_qwen3_trn.weights.export import Export
-    from torchtitan_qwen3_trn.weights.export import export as run
-
-    tensors = tensors_of(case.config)
-    wanted = Export(
-        destination=case.folder / "export", config=case.config, dtype=case.files, limit=SHARD, assets=tokenizer_path()
-    )
-    return measured(lambda: run(tensors, wanted))
-
-
-def sequential(case: Case) -> dict[str, float]:
-    """The same bytes in the same files, one write after the other."""
-    import torch
-
-    from torchtitan_qwen3_trn.hf_files.file_plan import plan_files
-
-    tensors = {name: value.to(case.files) for name, value in tensors_of(case.config).items()}
-    plan = plan_files({name: tuple(value.shape) for name, value in tensors.items()}, case.files, SHARD)
-    folder = case.folder / "sequential"
-    folder.mkdir()
-
-    def write() -> None:
-        for file, header in plan.headers.items():
-            with open(folder / file, "wb") as opened:
-                opened.write(header)
-                for name, place in plan.places.items():
-                    if place.file == file:
-                        opened.write(memoryview(tensors[name].view(torch.uint8).numpy()).cast("B"))
-                opened.flush()
-                os.fsync(opened.fileno())
-
-    return measured(write)
-
-
-def save_pretrained(case: Case) -> dict[str, float]:
-    """Transformers' own way out."""
-    model = _transformers_model(case)
-    return measured(lambda: model.save_pretrained(case.folder / "save_pretrained", max_shard_size=SHARD))
-
-
-def save_pretrained_fsync(case: Case) -> dict[str, float]:
-    """The same with files that a power failure leaves, as the export's."""
-    model = _transformers_model(case)
-    folder = case.folder / "save_pretrained_fsync"
-
-    def save() -> None:
-        model.save_pretrained(folder, max_shard_size=SHARD)
-        for file in folder.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-
-    return measured(save)
-
-
-def _transformers_model(case: Case) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(case.config, dtype=case.files)
-    tensors = {name: value.to(case.files) for name, value in tensors_of(case.config).items()}
-    model.load_state_dict(tensors, assign=True)
-    return model
-
-
-def from_pretrained(case: Case) -> dict[str, float]:
-    """Transformers' own way in."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    return measured(
-        lambda: _write_to(
-            AutoModelForCausalLM.from_pretrained(case.folder / "export", dtype=torch.float32).parameters()
-        )
-    )
-
-
-def _write_to(parameters: Iterable[Any]) -> None:
-    """Write to every page of the parameters once."""
-    import torch
-
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.view(-1)[:: PAGE // parameter.element_size()].add_(0)
-
-
-def import_hf(case: Case) -> dict[str, float]:
-    """Into the model of the huggingface_v5 route, as torchtitan's checkpointer does it."""
-    from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-    from torchtitan_qwen3_trn.models.hf.layout import layout_of
-    from torchtitan_qwen3_trn.models.hf.model import HFModel
-    from torchtitan_qwen3_trn.models.hf.state_dict_adapter import HFStateDictAdapter
-    from torchtitan_qwen3_trn.models.hf_config import from_folder
-
-    def load() -> None:
-        config = from_folder(case.folder / "export")
-        layout = layout_of(build_on_meta(config, document_mask=True, experts="eager"))
-        ours = HFModel.Config(architecture=config, layout=layout, tensor_parallel_plan={}, vocab_size=config.vocab_size)
-        _load(ours, HFStateDictAdapter(ours, None), case.folder / "export")
-
-    return measured(load)
-
-
-def import_native(case: Case) -> dict[str, float]:
-    """Into the model of the native route, as torchtitan's checkpointer does it."""
-    from torchtitan_qwen3_trn.models.hf_config import from_folder
-    from torchtitan_qwen3_trn.models.qwen3.spec import model_config
-    from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
-
-    def load() -> None:
-        ours = model_config(from_folder(case.folder / "export"))
-        _load(ours, Qwen3StateDictAdapter(ours, None), case.folder / "export")
-
-    return measured(load)
-
-
-def _load(config: Any, adapter: Any, folder: Path) -> None:
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    with torch.device("meta"):
-        model = config.build()
-    model.to_empty(device="cpu")
-    files = adapter.to_hf(model.state_dict())
-    dcp.load(files, storage_reader=adapter.get_hf_storage_reader(str(folder)), no_dist=True)
-    model.load_state_dict(adapter.from_hf(files), strict=False)
-    _write_to(model.parameters())
-
-
-def import_offline(case: Case) -> dict[str, float]:
-    """``torchtitan-trn import``."""
-    from torchtitan_qwen3_trn.weights.offline import import_folder
-
-    return measured(lambda: import_folder(case.folder / "export", case.folder / "dcp"))
-
-
-def export_offline(case: Case) -> dict[str, float]:
-    """``torchtitan-trn export``."""
-    from torchtitan_qwen3_trn.weights.offline import export_checkpoint
-
-    return measured(lambda: export_checkpoint(case.folder / "dcp", case.folder / "offline", limit=SHARD))
-
-
-OUT = [export, sequential, save_pretrained, save_pretrained_fsync]
-RUNS = {run.__name__: run for run in (*OUT, from_pretrained, import_hf, import_native, import_offline, export_offline)}
-
-
-def run_after_tiny(name: str, case: Case) -> dict[str, float]:
-    """Run ``name``, having done everything up to it with a tiny model in this process."""
-    tiny = Case(case.folder / f"tiny-{name}", tiny_config(), case.files)
-    tiny.folder.mkdir()
-    for each, run in RUNS.items():
-        run(tiny)
-        if each == name:
-            break
-    shutil.rmtree(tiny.folder)
-    return RUNS[name](case)
-
-
-def round_of(folder: Path, gigabytes: float, files: str, *, backwards: bool) -> dict[str, dict[str, float]]:
-    """Every run once, each in its own process; those that write weights out in the other order if asked to."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    results = {}
-    out = [run.__name__ for run in OUT]
-    for name in [*(reversed(out) if backwards else out), *list(RUNS)[len(out) :]]:
-        command = [sys.executable, __file__, "--run", name, "--folder", str(folder), "--gigabytes", str(gigabytes)]
-        os.sync()
-        done = subprocess.run([*command, "--files", files], capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stdout + done.stderr)
-        results[name] = json.loads(done.stdout.splitlines()[-1])
-        if name in ("sequential", "save_pretrained", "save_pretrained_fsync"):
-            shutil.rmtree(folder / name)
-    results["size"] = {"bytes": sum(file.stat().st_size for file in (folder / "export").glob("*.safetensors"))}
-    shutil.rmtree(folder)
-    return results
+from benchmarks.rounds import Figures, Round, alternate, command_line, median, ratio, run_rounds, say
+from benchmarks.weights_runs import HIDDEN, OUT, RUNS, SHARD, VOCAB, Case, config_of, run_after_tiny
+
+QUICK = ("export", "sequential", "save_pretrained", "from_pretrained", "import_native")
+# Where a run writes to, if that is not a folder of its name.
+FOLDERS = {"import_offline": "dcp", "export_offline": "offline"}
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def one_run(name: str, folder: Path, arguments: argparse.Namespace) -> Figures:
+    """Figures of ``name`` in a process of its own."""
+    shutil.rmtree(folder / FOLDERS.get(name, name), ignore_errors=True)
+    command = [sys.executable, "-m", "benchmarks.weights", "--run", name, "--folder", str(folder)]
+    command += ["--gigabytes", str(arguments.gigabytes), "--files", arguments.files]
+    os.sync()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def order_of(names: Sequence[str], number: int) -> list[str]:
+    """Those that write weights out first, the other way round in every other round; the others read what they wrote."""
+    out = [name for name in names if name in OUT]
+    return [*alternate(out, number), *(name for name in names if name not in OUT)]
+
+
+def report(rounds: Sequence[Round], size: int, files: str) -> None:
+    """Print rates, memory and ratios of what ran; ``size`` is that of the files in bytes."""
+    names, weights = list(rounds[0]), size // BYTES[files] * 4
+    say(f"{size / 1e9:.2f} GB in files of {SHARD / 1e9:.1f} GB, {files}, medians of {len(rounds)} rounds")
+    for name in names:
+        rate = size / median(rounds, name, "seconds") / 1e9
+        say(f"  {name:22} {shown({key: median(rounds, name, key) for key in rounds[0][name]})}  {rate:5.2f} GB/s")
+    for one, other, wanted in (
+        ("export", "sequential", "at least 0.8"),
+        ("export", "save_pretrained", "above 1"),
+        ("export", "save_pretrained_fsync", "above 1"),
+        ("import_hf", "from_pretrained", "above 1"),
+        ("import_native", "from_pretrained", "above 1"),
+    ):
+        if one in names and other in names:
+            text = f"rate, {one} / {other}"
+            say(f"{text:44} {ratio(rounds, 'seconds', other, one)}   (wanted: {wanted})")
+    for name, unit, of, wanted in (
+        ("export", "one file", SHARD, "at most 1"),
+        ("export_offline", "(file + tensor)", SHARD + BYTES[files] * HIDDEN * VOCAB, "at most 1"),
+        ("import_hf", "weights", weights, "at most 1.25"),
+        ("import_native", "weights", weights, "at most 1.25"),
+        ("from_pretrained", "weights", weights, "for comparison"),
+    ):
+        if name in names:
+            text = f"extra resident, {name} / {unit}"
+            say(f"{text:44} {median(rounds, name, 'extra') / of:.3f}   (wanted: {wanted})")
+
+
+def shown(run: Figures) -> str:
+    """The figures of a run."""
+    return f"{run['seconds']:6.2f} s  extra resident {run['extra'] / 1e9:5.2f} GB"
 
 
 def main() -> None:
     """Run the rounds and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--files", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/weights_benchmark"))
-    parser.add_argument("--run", choices=RUNS)
-    arguments = parser.parse_args()
+    arguments = _arguments()
     if arguments.run:
         import torch
 
         case = Case(arguments.folder, config_of(arguments.gigabytes), getattr(torch, arguments.files))
-        print(json.dumps(run_after_tiny(arguments.run, case)))
+        say(json.dumps(run_after_tiny(arguments.run, case)))
         return
-    rounds = [
-        round_of(arguments.folder, arguments.gigabytes, arguments.files, backwards=number % 2 == 1)
-        for number in range(arguments.rounds)
-    ]
-    size = rounds[0]["size"]["bytes"]
-    nbytes = {"float32": 4, "bfloat16": 2}[arguments.files]
-    weights = size // nbytes * 4
+    with tempfile.TemporaryDirectory(prefix="weights_", dir=arguments.folder) as path:
+        folder = Path(path)
+        variants = {name: functools.partial(one_run, name, folder, arguments) for name in arguments.names}
+        rounds = run_rounds(variants, arguments.rounds, order=order_of, show=shown)
+        size = sum(file.stat().st_size for file in (folder / "export").glob("*.safetensors"))
+    report(rounds, size, arguments.files)
 
-    def times(name: str, other: str) -> float:
-        return statistics.median(each[other]["seconds"] / each[name]["seconds"] for each in rounds)
 
-    def extra(name: str) -> float:
-        return statistics.median(each[name]["extra"] for each in rounds)
-
-    def row(text: str, figure: float, wanted: str) -> None:
-        print(f"{text:44}{figure:5.2f}   (wanted: {wanted})")
-
-    print(f"{size / 1e9:.2f} GB in files of {SHARD / 1e9:.1f} GB, {arguments.files}, {arguments.rounds} rounds")
-    for name in RUNS:
-        seconds = statistics.median(each[name]["seconds"] for each in rounds)
-        figures = f"{seconds:6.2f} s  {size / seconds / 1e9:5.2f} GB/s  extra resident {extra(name) / 1e9:5.2f} GB"
-        print(f"  {name:22} {figures}")
-    row("export / sequential writer, rate", times("export", "sequential"), "at least 0.8")
-    row("export / save_pretrained, rate", times("export", "save_pretrained"), "above 1")
-    row("export / save_pretrained with fsync, rate", times("export", "save_pretrained_fsync"), "above 1")
-    row("export, extra resident / one file", extra("export") / SHARD, "at most 1")
-    for name in ("import_hf", "import_native"):
-        row(f"{name} / from_pretrained, rate", times(name, "from_pretrained"), "above 1")
-    for name in ("import_hf", "import_native", "from_pretrained"):
-        row(f"{name}, resident / weights", extra(name) / weights, "at most 1.25")
-    row(
-        "offline export, extra / (file + tensor)",
-        extra("export_offline") / (SHARD + nbytes * HIDDEN * VOCAB),
-        "at most 1",
-    )
+def _arguments() -> argparse.Namespace:
+    parser = command_line(__doc__, rounds=4, quick=f"1 round of 0.75 GB, of {', '.join(QUICK)} only")
+    parser.add_argument("--gigabytes", type=float, help="size of the model in float32 (default 2)")
+    parser.add_argument("--files", choices=BYTES, default="float32", help="type in the files (default float32)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="writes below this folder")
+    parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 4)
+    arguments.gigabytes = arguments.gigabytes or (0.75 if arguments.quick else 2.0)
+    arguments.names = QUICK if arguments.quick else tuple(RUNS)
+    return arguments
 
 
 if __name__ == "__main__":

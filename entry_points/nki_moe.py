@@ -71,4 +71,4 @@ def node_overrides(config: JobConfig, options: Options, machine: Machine) -> lis
 @hookimpl
 def check_job(config: JobConfig, options: Options, machine: Machine) -> list[Problem]:
     """Dimensions of model, experts and blocks against the kernels, and whether the kernels can be imported."""
-    return check_experts(config, machine, plugin=NAME, provider=options.provider, block_rows=options.block_rows)
+    return list(check_experts(config, machine, plugin=NAME, provider=options.provider, block_rows=options.block_rows))

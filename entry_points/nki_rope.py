@@ -51,7 +51,7 @@ def node_overrides(config: JobConfig, options: Options, machine: Machine) -> lis
 @hookimpl
 def check_job(config: JobConfig, options: Options, machine: Machine) -> list[Problem]:
     """Options that exclude each other, sequence length and head dimension, and whether the kernel can be imported."""
-    if options.fused_qk_norm and (problems := fusion_problems(config, provider=options.provider)):
+    if options.fused_qk_norm and (problems := list(fusion_problems(config, provider=options.provider))):
         return problems
     if options.provider == "auto":
         return []

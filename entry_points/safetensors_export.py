@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from torchtitan.trainer import Trainer
 
@@ -37,14 +37,7 @@ class Options:
 @hookimpl
 def check_job(config: JobConfig, options: Options) -> list[Problem]:
     """Sizes, steps, places that are taken, and balancing that cannot be exported."""
-    return check_export(
-        config,
-        folder=options.folder,
-        steps=options.steps,
-        at_end=options.at_end,
-        max_shard_size=options.max_shard_size,
-        drop_expert_bias=options.drop_expert_bias,
-    )
+    return check_export(config, **asdict(options))
 
 
 @hookimpl

@@ -87,17 +87,13 @@ def _install_cpu_device(utils: Any) -> None:
 def _after_import(module_name: str, install: Callable[[ModuleType], None]) -> None:
     from wrapt.importer import register_post_import_hook
 
-    register_post_import_hook(_guarded(install), module_name)
-
-
-def _guarded(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     def hook(module: ModuleType) -> None:
         try:
             install(module)
         except Exception as error:
             _step_aside(error)
 
-    return hook
+    register_post_import_hook(hook, module_name)
 
 
 def _step_aside(error: Exception) -> None:

@@ -28,6 +28,8 @@ class JobConfigManager(ConfigManager):
 
     def _parse_like_stock(self, args: list[str], defaults: object | None = None) -> Any:
         """Stock's parsing, over ``defaults`` where they are given instead of ``--module`` and ``--config``."""
+        if defaults is not None and not args:
+            return defaults  # tyro takes half a second to find that there is nothing to parse
         self._loaded = None if defaults is None else (defaults, args)
         return super().parse_args(args)
 

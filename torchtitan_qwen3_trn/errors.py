@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +47,14 @@ class JobError(Exception):
         return "\n".join([heading, *(f"  {problem}" for problem in self.problems)])
 
 
+def error_with_line(error: Exception) -> str:
+    """Type, message and origin of an exception that code of others raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+
+
 def integer_range() -> str:
-    """The remedy for an integer that is none of torch's."""
+    """The remedy for an integer that does not fit into 64 bits."""
     return f"integers go from {-LARGEST_INTEGER - 1} to {LARGEST_INTEGER}"
 
 
@@ -59,19 +66,11 @@ def join(where: str, key: str) -> str:
 
 def show(value: Any) -> str:
     """A TOML value as a message names it: ``the string "8"``, ``the list [1, 2]``."""
-    kinds = {
-        bool: "",
-        int: "the integer ",
-        float: "the number ",
-        str: "the string ",
-        list: "the list ",
-        dict: "a table ",
-    }
-    kind = next((text for cls, text in kinds.items() if type(value) is cls), f"the {type(value).__name__} ")
     if isinstance(value, dict):
         return "a table"
+    kinds = {bool: "", int: "the integer ", float: "the number ", str: "the string ", list: "the list "}
     text = json.dumps(value, default=str)
-    return kind + (text if len(text) <= 60 else text[:57] + "...")
+    return kinds.get(type(value), f"the {type(value).__name__} ") + (text if len(text) <= 60 else text[:57] + "...")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

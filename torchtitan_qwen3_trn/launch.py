@@ -1,8 +1,9 @@
-"""What the whole package needs to know of the launch: which rank speaks, the machine, ending with a message."""
+"""The launch of a job: its rank and machine, and ending the process with a message."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -38,7 +39,7 @@ class Machine:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for the job: rank 0, or not started by a launcher that numbers its processes."""
+    """Whether this process prints for the job: rank 0, or not started by a launcher that numbers its processes."""
     rank = os.environ.get("RANK", "0")
     return rank == "0" or not rank.isdecimal()
 
@@ -50,17 +51,25 @@ def is_simulated(config: Trainer.Config) -> bool:
 
 def this_machine(config: Trainer.Config) -> Machine:
     """Device and number of ranks, from the launcher's environment (``NGPU`` when the ranks are simulated)."""
-    ranks = os.environ.get(_ranks_variable(config), "1")
-    world_size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
-    return Machine(device_type=utils.device_type, world_size=world_size)
+    return Machine(device_type=utils.device_type, world_size=ranks_in(_ranks_variable(config)))
+
+
+def ranks_in(variable: str) -> int:
+    """A number of ranks from the environment; 1 where it is not set, or not a number, see `launch_problems`."""
+    ranks = os.environ.get(variable, "1")
+    return max(int(ranks), 1) if ranks.isdecimal() else 1
 
 
 def launch_problems(config: Trainer.Config) -> list[Problem]:
     """Numbers of ranks in the environment that cannot be used; torchtitan reads them after it has created folders."""
-    ranks = _ranks_variable(config)
+    least_values = {_ranks_variable(config): 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
     problems = [
-        Problem(name, f"{value!r} is not {what}", f"set this environment variable to {least} or more, or use torchrun")
-        for name, what, least in ((ranks, "a number of ranks", 1), ("RANK", "a rank", 0), ("LOCAL_RANK", "a rank", 0))
+        Problem(
+            name,
+            f"{value!r} is not {'a number of ranks' if least else 'a rank'}",
+            f"set this environment variable to {least} or more, or use torchrun",
+        )
+        for name, least in least_values.items()
         if not ((value := os.environ.get(name, "1")).isdecimal() and int(value) >= least)
     ]
     if is_simulated(config) and "NGPU" not in os.environ:
@@ -104,11 +113,7 @@ def output_of_rank_zero_only() -> Iterator[None]:
     if is_rank_zero():
         yield
         return
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         try:
             yield
         except SystemExit:
@@ -125,6 +130,18 @@ def without_warnings() -> Iterator[None]:
         yield
     finally:
         logging.disable(level)
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Pause garbage collection while modules and configurations are made, all of which stay: it would find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _ranks_variable(config: Trainer.Config) -> str:

@@ -12,7 +12,7 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.job.command_line import Flags, parse_flags
 from torchtitan_qwen3_trn.job.configuration import configure
 from torchtitan_qwen3_trn.job.prepare import PreparedJob, prepare
-from torchtitan_qwen3_trn.launch import end_with, launcher_problems, output_of_rank_zero_only
+from torchtitan_qwen3_trn.launch import collection_paused, end_with, launcher_problems, output_of_rank_zero_only
 from torchtitan_qwen3_trn.plugins import load_plugins_of
 from torchtitan_qwen3_trn.trainer import PluginTrainer
 
@@ -34,6 +34,7 @@ def parse(args: list[str], parse_like_stock: Callable[..., Any]) -> Any:
         end_with(error)
 
 
+@collection_paused()
 def _job(flags: Flags, parse_like_stock: Callable[..., Any]) -> JobConfig:
     configured = configure(flags)
     try:

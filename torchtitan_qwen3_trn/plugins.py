@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 import keyword
-import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -20,7 +19,7 @@ import pluggy
 
 from torchtitan_qwen3_trn import hooks
 from torchtitan_qwen3_trn.config import JobConfig, PluginsConfig
-from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.errors import JobError, Problem, error_with_line
 
 PLUGIN_GROUP = "torchtitan.plugins"
 ROUTE_GROUP = "torchtitan.routes"
@@ -35,16 +34,22 @@ class Installed:
     Attributes:
         kind: ``plugin`` or ``route``, for messages.
         name: the entry point's name.
-        distribution: name of the distribution that provides it.
-        version: version of that distribution.
         entry_point: the entry point itself.
     """
 
     kind: str
     name: str
-    distribution: str
-    version: str
     entry_point: EntryPoint
+
+    @property
+    def distribution(self) -> str:
+        """Name of the distribution that provides it."""
+        return self.entry_point.dist.name if self.entry_point.dist else "unknown distribution"
+
+    @property
+    def version(self) -> str:
+        """Version of that distribution."""
+        return self.entry_point.dist.version if self.entry_point.dist else "?"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name} ({self.distribution} {self.version})"
@@ -85,8 +90,7 @@ class PluginError(RuntimeError):
 
     def __init__(self, plugin: Installed, hook: str, error: Exception) -> None:
         super().__init__(f"{plugin} failed in its hook {hook}: {type(error).__name__}: {error}")
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"failed in its hook {hook}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        what = f"failed in its hook {hook}: {error_with_line(error)}"
         self.problem = Problem(str(plugin), what, "repair it, or leave it out of this job")
 
 
@@ -111,12 +115,13 @@ class Plugins:
             JobError: as raised by an implementation.
             PluginError: an implementation fails otherwise.
         """
-        for _ in self._results(hook, config, arguments):
-            pass
+        for plugin, implementation in self._implementations(hook):
+            _called(plugin, implementation, hook, config, arguments)
 
     def first(self, hook: str, config: JobConfig, **arguments: Any) -> Any:
         """As `call`, up to the first result that is not ``None``; returns it."""
-        return next((result for result in self._results(hook, config, arguments) if result is not None), None)
+        results = (_called(*each, hook, config, arguments) for each in self._implementations(hook))
+        return next((result for result in results if result is not None), None)
 
     def collect(
         self, hook: str, config: JobConfig, of: type[_Item], **arguments: Any
@@ -138,10 +143,6 @@ class Plugins:
             except PluginError as error:
                 problems.append(error.problem)
         return results, problems
-
-    def _results(self, hook: str, config: JobConfig, arguments: Mapping[str, Any]) -> Iterator[Any]:
-        for plugin, implementation in self._implementations(hook):
-            yield _called(plugin, implementation, hook, config, arguments)
 
     def _implementations(self, hook: str) -> list[tuple[LoadedPlugin, pluggy.HookImpl]]:
         """In the order of calling: pluggy's, which is the reverse of loading."""
@@ -213,7 +214,7 @@ def load(chosen: list[Installed]) -> tuple[Plugins, list[Problem]]:
     for plugin in chosen:
         try:
             if EntryPoint.pattern.match(plugin.entry_point.value) is None:
-                raise ImportError("that is no import path")
+                raise ImportError("this is not an import path")
             candidate = LoadedPlugin(installed=plugin, module=plugin.entry_point.load())
             defects = _defects(candidate)
             if not defects:
@@ -258,14 +259,7 @@ def implemented_hooks(module: ModuleType) -> list[str]:
 def _installed(group: str, kind: str) -> dict[str, list[Installed]]:
     found: dict[str, list[Installed]] = {}
     for entry_point in entry_points(group=group):
-        distribution = entry_point.dist
-        item = Installed(
-            kind=kind,
-            name=entry_point.name,
-            distribution=distribution.name if distribution else "unknown distribution",
-            version=distribution.version if distribution else "?",
-            entry_point=entry_point,
-        )
+        item = Installed(kind=kind, name=entry_point.name, entry_point=entry_point)
         found.setdefault(item.name, []).append(item)
     return found
 
@@ -309,8 +303,8 @@ def _marked(module: ModuleType, kind: str) -> list[str]:
 
 def _defects(plugin: LoadedPlugin) -> list[Problem]:
     """The first reason why ``plugin`` cannot be used."""
-    checks: list[Callable[[LoadedPlugin], Problem | None]] = [_bad_name, _not_a_module, _bad_hooks, _bad_options]
-    return [found] if (found := next((found for check in checks if (found := check(plugin))), None)) else []
+    checks = (_bad_name, _not_a_module, _bad_hooks, _bad_options)
+    return [found for check in checks if (found := check(plugin)) is not None][:1]
 
 
 def _bad_name(plugin: LoadedPlugin) -> Problem | None:

@@ -1,4 +1,4 @@
-"""What the log says about a job at its start."""
+"""The table that is logged when a job starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import logging
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol, runtime_checkable
 
 import torch
 from rich.console import Console
@@ -24,14 +23,6 @@ _VERSIONED = ("torch", "torchtitan", "transformers", "torch-neuronx", "nki")
 _WIDTH = 110
 
 
-@runtime_checkable
-class CountsIdleParameters(Protocol):
-    """A model that is not made of torchtitan's modules and counts for itself."""
-
-    def idle_parameters(self) -> int:
-        """Parameters that one token does not use."""
-
-
 def log_startup(job: PreparedJob, model_parts: Sequence[nn.Module], dims: ParallelDims, device: torch.device) -> None:
     """Log one table on rank 0: model, size, route, plugins, overrides, parallel degrees, versions."""
     rows = startup_rows(job, model_parts, dims, device)
@@ -46,14 +37,10 @@ def startup_rows(
     config, spec = job.config, job.config.model_spec
     total, active = parameter_counts(model_parts, dims, device)
     overrides = (f"{name} x {count}" for name, count in job.overrides.items())
-    degrees = {
-        "replicate": dims.dp_replicate,
-        "shard": dims.dp_shard,
-        "tensor": dims.tp,
-        "context": dims.cp,
-        "pipeline": dims.pp,
-        "expert": dims.ep,
-    }
+    degrees = (
+        f"replicate {dims.dp_replicate}, shard {dims.dp_shard}, tensor {dims.tp}, context {dims.cp}, "
+        f"pipeline {dims.pp}, expert {dims.ep}"
+    )
     rows = [
         ("job file", config.job.config_file or "none"),
         ("model", f"{spec.name} {spec.flavor}" if spec else "none"),
@@ -62,7 +49,7 @@ def startup_rows(
         ("plugins", ", ".join(job.plugins.names)),
         ("overrides", ", ".join(overrides) or "none"),
         ("device", f"{device.type}, {dims.world_size} rank(s)"),
-        ("parallel degrees", ", ".join(f"{name} {degree}" for name, degree in degrees.items())),
+        ("parallel degrees", degrees),
         ("versions", ", ".join(f"{name} {distribution_version(name)}" for name in _VERSIONED)),
     ]
     return [(name, text) for name, text in [("description", config.job.description), *rows] if text]
@@ -73,8 +60,9 @@ def parameter_counts(model_parts: Sequence[nn.Module], dims: ParallelDims, devic
     total, idle = 0, 0
     for part in model_parts:
         total += sum(parameter.numel() for parameter in part.parameters())
-        if isinstance(part, CountsIdleParameters):
-            idle += part.idle_parameters()
+        # A model that is not made of torchtitan's modules counts the parameters that one token does not use itself.
+        if (count_idle := getattr(part, "idle_parameters", None)) is not None:
+            idle += count_idle()
         for module in part.modules():
             if isinstance(module, RoutedExperts):
                 experts = sum(parameter.numel() for parameter in module.inner_experts.parameters())

@@ -1,1 +1,1 @@
-"""Everything that is asked before a job starts, one function per question; nothing is built and nothing changed."""
+"""Checks before a job starts, one function per question; they build nothing and change nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchtitan.config import ParallelismConfig
 from torchtitan.models.common.attention import FlexAttention
 
 from torchtitan_qwen3_trn.config import JobConfig
@@ -39,35 +38,23 @@ def check_attention(
         document_mask: as given to `sdpa`.
         fqns: patterns of the modules to replace; ``None`` replaces all.
     """
-    return [
-        *_context_parallel_problems(config.parallelism, machine.device_type, document_mask),
-        *_left_over_problems(config, document_mask, fqns),
-    ]
-
-
-def _context_parallel_problems(parallelism: ParallelismConfig, device_type: str, document_mask: bool) -> list[Problem]:
-    if parallelism.context_parallel_degree == 1:
-        return []
+    problems, degree = _left_over_problems(config, document_mask, fqns), config.parallelism.context_parallel_degree
     reason = context_parallel_problem(
-        document_mask=document_mask, spmd_backend=parallelism.spmd_backend, device_type=device_type
+        document_mask=document_mask, spmd_backend=config.parallelism.spmd_backend, device_type=machine.device_type
     )
-    if reason is None:
-        return []
-    what = f"plugin sdpa cannot run with {parallelism.context_parallel_degree}: {reason}"
-    fix = 'set it to 1, or keep FlexAttention with plugins.disable = ["sdpa"]'
-    return [Problem("parallelism.context_parallel_degree", what, fix)]
+    if degree > 1 and reason is not None:
+        what = f"plugin sdpa cannot run with {degree}: {reason}"
+        fix = 'set it to 1, or keep FlexAttention with plugins.disable = ["sdpa"]'
+        problems.append(Problem("parallelism.context_parallel_degree", what, fix))
+    return problems
 
 
 def _left_over_problems(config: JobConfig, document_mask: bool, fqns: list[str] | None) -> list[Problem]:
     """All layers of a stock decoder get the one mask that suits the first layer, or the document mask."""
-    every = NodeOverride(target=FlexAttention.Config, factory=sdpa)
-    chosen = NodeOverride(target=FlexAttention.Config, factory=sdpa, fqns=fqns)
-    replaced = set(chosen.nodes(config))
-    left = [fqn for fqn in every.nodes(config) if fqn not in replaced]
-    if not left or not replaced:
-        return []
-    first_is_left = next(every.nodes(config)) == left[0]
-    if not document_mask and first_is_left:
+    every = list(NodeOverride(target=FlexAttention.Config, factory=sdpa).nodes(config))
+    replaced = set(NodeOverride(target=FlexAttention.Config, factory=sdpa, fqns=fqns).nodes(config))
+    left = [fqn for fqn in every if fqn not in replaced]
+    if not left or not replaced or (not document_mask and every[0] == left[0]):
         return []
     what = f"{left[0].removeprefix(MODEL_PREFIX)} stays on FlexAttention, which cannot use this plugin's mask"
     return [Problem("plugins.sdpa.fqns", what, "name every attention layer or none")]

@@ -1,8 +1,9 @@
-"""Checks of the folders a job loads from and resumes from, before anything is built."""
+"""Questions about the folders that a job loads from and resumes from."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,8 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
     if not checkpoint.enable or "://" in checkpoint.folder + config.dump_folder:
         return []
     folder = Path(config.dump_folder, checkpoint.folder)
-    newest = newest_checkpoint(folder, checkpoint.load_step)
-    _say_what_is_ignored(folder)
-    if newest is not None:
+    _warn_of_incomplete(folder)
+    if (newest := newest_checkpoint(config)) is not None:
         return _obstacles(newest, folder)
     if checkpoint.load_step != -1:
         return [_no_such_step(checkpoint.load_step, folder)]
@@ -47,7 +47,7 @@ def check_checkpoint_folders(config: Any) -> list[Problem]:
         return []
     if not (Path(source) / ".metadata").is_file():
         fix = "name a folder step-N, or set checkpoint.initial_load_in_hf for Hugging Face files"
-        return [Problem(where, f"{source} is no training checkpoint: there is no .metadata in it", fix)]
+        return [Problem(where, f"{source} is not a training checkpoint: there is no .metadata in it", fix)]
     fix = "copy the checkpoint again, or name another one"
     return [Problem(where, fault, fix) for fault in checkpoint_faults(Path(source))]
 
@@ -78,8 +78,7 @@ def check_loaded_model(config: Any) -> list[Problem]:
     checkpoint = config.checkpoint
     if not checkpoint.enable or "://" in checkpoint.folder + config.dump_folder:
         return []
-    folder = Path(config.dump_folder, checkpoint.folder)
-    source, where = newest_checkpoint(folder, checkpoint.load_step), "checkpoint.folder"
+    source, where = newest_checkpoint(config), "checkpoint.folder"
     fix = "restore the model of that run, or choose another job.dump_folder"
     if source is None and checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
         source, where = Path(checkpoint.initial_load_path), "checkpoint.initial_load_path"
@@ -102,22 +101,24 @@ def check_loaded_model(config: Any) -> list[Problem]:
     return [Problem(where, f"{source} is of another model: {', '.join(different[:_LISTED])}{more}", fix)]
 
 
-def _say_what_is_ignored(folder: Path) -> None:
-    """torchtitan passes over a checkpoint whose saving was interrupted, and later writes over it."""
-    incomplete = [path for path in _steps(folder).values() if not _is_complete(path)]
-    for path in incomplete if is_rank_zero() else ():
+def _warn_of_incomplete(folder: Path) -> None:
+    """torchtitan ignores a checkpoint whose saving was interrupted, and later overwrites it."""
+    incomplete = _steps(folder, complete=False).values() if is_rank_zero() else ()
+    for path in incomplete:
         logger.warning("%s is incomplete (no .metadata), so it is not resumed from", path)
 
 
-def newest_checkpoint(folder: Path, load_step: int) -> Path | None:
-    """The checkpoint in ``folder`` that torchtitan would resume from; ``load_step`` -1 takes the newest."""
-    valid = {step: path for step, path in _steps(folder).items() if _is_complete(path)}
-    return valid.get(load_step) if load_step != -1 else valid[max(valid)] if valid else None
+def newest_checkpoint(config: Any) -> Path | None:
+    """The checkpoint that torchtitan would resume from: that of ``checkpoint.load_step``, or the newest if it is -1."""
+    checkpoint = config.checkpoint
+    steps = _steps(Path(config.dump_folder, checkpoint.folder)) if checkpoint.enable else {}
+    return steps.get(max(steps, default=-1) if checkpoint.load_step == -1 else checkpoint.load_step)
 
 
-def _steps(folder: Path) -> dict[int, Path]:
-    paths = folder.iterdir() if folder.is_dir() else ()
-    return {int(found[1]): path for path in paths if (found := _STEP.fullmatch(path.name)) and path.is_dir()}
+def _steps(folder: Path, *, complete: bool = True) -> dict[int, Path]:
+    paths = folder.iterdir() if os.path.isdir(folder) else ()
+    found = {int(match[1]): path for path in paths if (match := _STEP.fullmatch(path.name)) and path.is_dir()}
+    return {step: path for step, path in found.items() if _is_complete(path) == complete}
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -137,7 +138,7 @@ def _obstacles(newest: Path, folder: Path) -> list[Problem]:
 
 
 def _no_such_step(step: int, folder: Path) -> Problem:
-    steps = sorted(number for number, path in _steps(folder).items() if _is_complete(path))
+    steps = sorted(_steps(folder))
     fix = f"choose one of {steps}" if steps else "that folder holds no checkpoint; leave the key out"
     return Problem("checkpoint.load_step", f"{folder} has no complete checkpoint of step {step}", fix)
 

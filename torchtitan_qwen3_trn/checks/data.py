@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from torchtitan.hf_datasets.text_datasets import (
@@ -13,7 +14,7 @@ from torchtitan.hf_datasets.text_datasets import (
 )
 
 from torchtitan_qwen3_trn.config import JobConfig
-from torchtitan_qwen3_trn.errors import Problem
+from torchtitan_qwen3_trn.errors import Problem, did_you_mean
 from torchtitan_qwen3_trn.launch import without_warnings
 
 TEXT_LOADERS = (HuggingFaceTextDataLoader.Config, InterleavedHuggingFaceTextDataLoader.Config)
@@ -23,13 +24,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
 def check_tokenizer(config: JobConfig) -> list[Problem]:
     """The folder of the tokenizer exists, and torchtitan can read a tokenizer with entries from it."""
     where, path = "model.hf_assets_path", Path(config.hf_assets_path)
-    if not path.is_dir():
-        what = "is not a folder" if path.exists() else "does not exist"
+    if not os.path.isdir(path):
+        what = "is not a folder" if os.path.exists(path) else "does not exist"
         fix = "download the tokenizer there (docs/weights.md), or leave the key out for the bundled one"
         return [Problem(where, f"{path} {what}", fix)]
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
-        what = f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})"
-        return [Problem(where, what, "put the checkpoint's tokenizer.json and tokenizer_config.json there")]
+        fix = "put the checkpoint's tokenizer.json and tokenizer_config.json there"
+        return [Problem(where, f"{path} holds no tokenizer ({', '.join(_TOKENIZER_FILES)})", fix)]
     try:
         with without_warnings():
             tokenizer = config.tokenizer.build(tokenizer_path=str(path))
@@ -41,7 +42,7 @@ def check_tokenizer(config: JobConfig) -> list[Problem]:
     return []
 
 
-def check_text(config: JobConfig) -> list[Problem]:
+def check_text(config: JobConfig) -> Iterator[Problem]:
     """Data sets exist by name, and local ones hold files with the field that torchtitan reads.
 
     A data loader that is not one of stock's for text is left to whoever has made it.
@@ -49,31 +50,28 @@ def check_text(config: JobConfig) -> list[Problem]:
     loaders = [("dataloader", config.dataloader)]
     if config.validator.enable:
         loaders.append(("validator.dataloader", config.validator.dataloader))
-    problems = []
     for where, loader in loaders:
         if not isinstance(loader, TEXT_LOADERS):
             continue
         if loader.num_workers and loader.prefetch_factor is not None and loader.prefetch_factor < 1:
             what = f"{loader.prefetch_factor} is not possible"
-            problems.append(Problem(f"{where}.prefetch_factor", what, "it must be positive"))
+            yield Problem(f"{where}.prefetch_factor", what, "it must be positive")
         for source in getattr(loader, "sources", None) or [loader]:
             name = source.dataset.lower()
             if name not in DATASETS:
-                close = difflib.get_close_matches(name, DATASETS, n=1)
-                fix = (f"did you mean {close[0]!r}? " if close else "") + f"known are {sorted(DATASETS)}"
-                problems.append(Problem(f"{where}.dataset", f"no dataset is called {source.dataset!r}", fix))
+                what = f"no dataset is called {source.dataset!r}"
+                yield Problem(f"{where}.dataset", what, did_you_mean(name, DATASETS))
             elif name == "c4_test" and source.dataset_path and (reason := _no_text(Path(source.dataset_path))):
                 fix = "name a folder of JSON-lines files, or leave the key out for the bundled text"
-                problems.append(Problem(f"{where}.dataset_path", f"{source.dataset_path} {reason}", fix))
+                yield Problem(f"{where}.dataset_path", f"{source.dataset_path} {reason}", fix)
             elif name == "c4_test" and source.dataset_path:
-                problems += _text_fields(f"{where}.dataset_path", Path(source.dataset_path))
-    return problems
+                yield from _text_fields(f"{where}.dataset_path", Path(source.dataset_path))
 
 
 def _no_text(folder: Path) -> str:
     """Why nothing can be read from ``folder``; empty if something may."""
-    if not folder.is_dir():
-        return "is not a folder" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):
+        return "is not a folder" if os.path.exists(folder) else "does not exist"
     return "" if any(path.is_file() for path in folder.rglob("*")) else "holds no file"
 
 

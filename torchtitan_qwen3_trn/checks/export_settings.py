@@ -1,4 +1,4 @@
-"""Questions about the export of a job: what would make it fail, or be unfaithful, when training has ended."""
+"""Questions about the export of a job: what would make it fail, or change the model, when training has ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from torchtitan_qwen3_trn.checks.checkpoints import newest_checkpoint
+from torchtitan_qwen3_trn.checks.model_limits import expert_bias_problems
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
@@ -25,8 +26,7 @@ def check_export(
         parse_size(max_shard_size)
     except ValueError as error:
         problems.append(Problem(f"{_WHERE}.max_shard_size", str(error)))
-    beyond = [step for step in steps if not 1 <= step <= config.training.steps]
-    if beyond:
+    if beyond := [step for step in steps if not 1 <= step <= config.training.steps]:
         what = f"steps {beyond} do not exist in a run of {config.training.steps}"
         problems.append(Problem(f"{_WHERE}.steps", what, "name steps that the run takes"))
     if "://" in config.dump_folder + folder:
@@ -34,33 +34,18 @@ def check_export(
         return [*problems, Problem(f"{_WHERE}.folder", what, "name a folder on a disk that all hosts see")]
     last = [config.training.steps] if at_end else []
     problems += _taken(config, folder, {*steps, *last})
-    if _trains_expert_bias(config) and not drop_expert_bias:
-        what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
-        fix = f'set it to "aux_loss" or "none", or {_WHERE}.drop_expert_bias = true'
-        problems.append(Problem("model.load_balance", what, fix))
+    if not drop_expert_bias:
+        problems += expert_bias_problems(config, f"{_WHERE}.drop_expert_bias = true")
     return problems
 
 
 def _taken(config: JobConfig, folder: str, steps: Iterable[int]) -> list[Problem]:
     """Destinations that exist and are not what this job wrote before a restart."""
-    resumed = _resumed_step(config)
+    newest = newest_checkpoint(config)
+    resumed = int(newest.name.removeprefix("step-")) if newest is not None else 0
     found = (
         destination_problem(target)
         for step in sorted(steps)
         if step > resumed and not is_export(target := destination(config, folder, step), facts_of(config, step))
     )
     return [problem for problem in found if problem is not None]
-
-
-def _resumed_step(config: JobConfig) -> int:
-    """The step a run continues after; 0 when it starts anew."""
-    checkpoint = config.checkpoint
-    if not checkpoint.enable:
-        return 0
-    newest = newest_checkpoint(Path(config.dump_folder, checkpoint.folder), checkpoint.load_step)
-    return int(newest.name.removeprefix("step-")) if newest is not None else 0
-
-
-def _trains_expert_bias(config: JobConfig) -> bool:
-    layers = getattr(getattr(config.model_spec, "model", None), "layers", None) or []
-    return any(getattr(getattr(layer, "moe", None), "load_balance_coeff", None) for layer in layers)

@@ -1,8 +1,9 @@
-"""A job's sizes against what the kernels demand, and whether the kernels are there at all."""
+"""Questions about kernels: do they support the job's sizes, and can they be imported."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import cast
 
 from torchtitan.models.common.attention import GQAttention
@@ -41,7 +42,7 @@ def kernel_problems(
 
 
 def uses_kernel(operator: Operator, sizes: dict[str, JobSize], machine: Machine, *, plugin: str, provider: str) -> bool:
-    """Whether the kernels are to run on Neuron: with provider ``auto`` only where nothing is against it.
+    """Whether the kernels are to run on Neuron: with provider ``auto`` only where `kernel_problems` finds none.
 
     Logs on rank 0 where PyTorch operators run instead, and why. Arguments as for `kernel_problems`.
     """
@@ -83,32 +84,31 @@ def expert_sizes(config: JobConfig, *, block_rows: int) -> dict[str, JobSize]:
     }
 
 
-def check_experts(config: JobConfig, machine: Machine, *, plugin: str, provider: str, block_rows: int) -> list[Problem]:
+def check_experts(
+    config: JobConfig, machine: Machine, *, plugin: str, provider: str, block_rows: int
+) -> Iterator[Problem]:
     """Options of ``plugin`` and, unless its ``provider`` is ``auto``, the experts' sizes and kernels."""
-    problems = []
     if block_rows < 1:
-        problems.append(Problem(f"plugins.{plugin}.block_rows", f"{block_rows} is not possible", "it must be positive"))
+        yield Problem(f"plugins.{plugin}.block_rows", f"{block_rows} is not possible", "it must be positive")
     if config.debug.spmd_typechecking:
         what = f"torchtitan's type checker does not know the operators of the plugin {plugin}"
-        problems.append(Problem("debug.spmd_typechecking", what, "set it to false"))
+        yield Problem("debug.spmd_typechecking", what, "set it to false")
     sizes = expert_sizes(config, block_rows=block_rows)
-    if not sizes or provider == "auto":
-        return problems
-    return problems + kernel_problems(experts, sizes, machine, plugin=plugin, provider=provider)
+    if sizes and provider != "auto":
+        yield from kernel_problems(experts, sizes, machine, plugin=plugin, provider=provider)
 
 
-def fusion_problems(config: JobConfig, *, provider: str) -> list[Problem]:
+def fusion_problems(config: JobConfig, *, provider: str) -> Iterator[Problem]:
     """What keeps ``plugins.nki-rope.fused_qk_norm`` from being computed, or from being right."""
-    problems, degree = [], config.parallelism.tensor_parallel_degree
+    degree = config.parallelism.tensor_parallel_degree
+    without = "or plugins.nki-rope.fused_qk_norm = false"
     if provider == "nkilib":
         what = '"nkilib" has no kernel that normalises too'
-        problems.append(Problem("plugins.nki-rope.provider", what, 'choose "ours", or fused_qk_norm = false'))
+        yield Problem("plugins.nki-rope.provider", what, f'choose "ours", {without}')
     if degree > 1:
         what = f"{degree}, but the gradients of the norms' weights would not be summed over the ranks that share heads"
-        fix = "set it to 1, or plugins.nki-rope.fused_qk_norm = false"
-        problems.append(Problem("parallelism.tensor_parallel_degree", what, fix))
+        yield Problem("parallelism.tensor_parallel_degree", what, f"set it to 1, {without}")
     if config.parallelism.spmd_backend == "full_dtensor":
         what = '"full_dtensor" passes the norms\' weights as DTensors, which their operator does not take'
-        fix = 'set it to "spmd_types" or "partial_dtensor", or plugins.nki-rope.fused_qk_norm = false'
-        problems.append(Problem("parallelism.spmd_backend", what, fix))
-    return problems
+        fix = f'set it to "spmd_types" or "partial_dtensor", {without}'
+        yield Problem("parallelism.spmd_backend", what, fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -11,7 +11,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.device.cpu import cpu_device_module
 from torchtitan_qwen3_trn.errors import Problem
-from torchtitan_qwen3_trn.launch import Machine
+from torchtitan_qwen3_trn.launch import Machine, ranks_in
 
 
 def check_positions(config: JobConfig, positions: int) -> list[Problem]:
@@ -38,7 +38,7 @@ def check_memory(parameters: int, config: JobConfig, machine: Machine) -> list[P
     That is the least a job needs; gradients and AdamW's states take three times as much again. Looked at on the CPU
     only, and where this host's share is known: all ranks are here, or shards are equal.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    here = ranks_in("LOCAL_WORLD_SIZE")
     known = here >= machine.world_size or config.parallelism.pipeline_parallel_degree == 1
     if machine.device_type != "cpu" or not known:
         return []
@@ -54,9 +54,26 @@ def check_memory(parameters: int, config: JobConfig, machine: Machine) -> list[P
     return [Problem("model", what, "choose a smaller one, for instance in [profile.cpu], or more hosts")]
 
 
-def divisors(count: int) -> str:
-    """The remedy for a degree that does not divide ``count``."""
-    return f"choose one of {[degree for degree in range(1, count + 1) if count % degree == 0]}"
+def indivisible(where: str, degree: int, counts: Mapping[str, int]) -> list[Problem]:
+    """The ``counts``, by name, that the ``degree`` set at ``where`` does not divide, each with its divisors."""
+    return [
+        Problem(
+            where,
+            f"{degree} does not divide the {count} {name}",
+            f"choose one of {[divisor for divisor in range(1, count + 1) if count % divisor == 0]}",
+        )
+        for name, count in counts.items()
+        if degree > 0 and count % degree
+    ]
+
+
+def expert_bias_problems(config: JobConfig, remedy: str) -> list[Problem]:
+    """Report a trained expert bias, which a Hugging Face export loses; ``remedy`` is what accepts or avoids that."""
+    layers = getattr(getattr(config.model_spec, "model", None), "layers", None) or []
+    if not any(getattr(getattr(layer, "moe", None), "load_balance_coeff", None) for layer in layers):
+        return []
+    what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
+    return [Problem("model.load_balance", what, f'set it to "aux_loss" or "none", or {remedy}')]
 
 
 def tokenizer_entries(folder: Path) -> int:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.qwen3.model import Qwen3Model
 
-from torchtitan_qwen3_trn.checks.model_limits import check_memory, check_positions, check_vocabulary, divisors
+from torchtitan_qwen3_trn.checks.model_limits import (
+    check_memory,
+    check_positions,
+    check_vocabulary,
+    expert_bias_problems,
+    indivisible,
+)
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
@@ -26,29 +33,15 @@ def check(config: JobConfig, machine: Machine) -> list[Problem]:
         *_balancing(config),
         *_tying(config, model),
         *check_vocabulary(config, model.vocab_size),
-        *_export(config, model),
+        *_export(config),
         *check_memory(parameter_count(model), config, machine),
     ]
 
 
 def _heads(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
-    degree = config.parallelism.tensor_parallel_degree
     attention = cast(GQAttention.Config, model.first_attention)
-    if degree <= 0:
-        return []
-    counts = {
-        "query heads": attention.n_heads,
-        "key and value heads": attention.n_kv_heads or attention.n_heads,
-    }
-    return [
-        Problem(
-            "parallelism.tensor_parallel_degree",
-            f"{degree} does not divide the {count} {name}",
-            divisors(count),
-        )
-        for name, count in counts.items()
-        if count % degree
-    ]
+    counts = {"query heads": attention.n_heads, "key and value heads": attention.n_kv_heads or attention.n_heads}
+    return indivisible("parallelism.tensor_parallel_degree", config.parallelism.tensor_parallel_degree, counts)
 
 
 def _experts(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
@@ -56,25 +49,19 @@ def _experts(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
     counts = {layer.moe.num_experts for layer in model.layers if layer.moe is not None}
     if degree > 1 and not counts:
         return [Problem(where, f"{degree}, but this model has no experts", "set it to 1")]
-    return [
-        Problem(where, f"{degree} does not divide the {count} experts", divisors(count))
-        for count in counts
-        if degree > 0 and count % degree
-    ]
+    return [problem for count in counts for problem in indivisible(where, degree, {"experts": count})]
 
 
-def _balancing(config: JobConfig) -> list[Problem]:
+def _balancing(config: JobConfig) -> Iterator[Problem]:
     if config.model.load_balance != "aux_loss":
-        return []
-    problems = []
+        return
     if min(config.parallelism.tensor_parallel_degree, config.parallelism.expert_parallel_degree) > 1:
         # The ranks of a tensor-parallel group then route different tokens, which are not counted together.
         what = '"aux_loss" does not work with tensor and expert parallelism at once on this route'
-        problems.append(Problem("model.load_balance", what, "set one of the two degrees to 1"))
+        yield Problem("model.load_balance", what, "set one of the two degrees to 1")
     if config.compile.enable and "model" in config.compile.components:
         what = '"aux_loss" looks at routers inside the blocks that compilation would fuse'
-        problems.append(Problem("model.load_balance", what, 'take "model" out of compile.components'))
-    return problems
+        yield Problem("model.load_balance", what, 'take "model" out of compile.components')
 
 
 def _tying(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
@@ -84,11 +71,7 @@ def _tying(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
     return [Problem("parallelism.pipeline_parallel_degree", what, "set it to 1, or model.enable_weight_tying = false")]
 
 
-def _export(config: JobConfig, model: Qwen3Model.Config) -> list[Problem]:
-    biased = any(layer.moe is not None and layer.moe.load_balance_coeff is not None for layer in model.layers)
-    if not (config.checkpoint.enable and config.checkpoint.last_save_in_hf and biased):
+def _export(config: JobConfig) -> list[Problem]:
+    if not (config.checkpoint.enable and config.checkpoint.last_save_in_hf):
         return []
-    what = 'Hugging Face files have no place for the expert bias that "bias" trains, so routing would change'
-    return [
-        Problem("model.load_balance", what, 'set it to "aux_loss" or "none", or checkpoint.last_save_in_hf = false')
-    ]
+    return expert_bias_problems(config, "checkpoint.last_save_in_hf = false")

@@ -23,7 +23,7 @@ _A_NAME = "layers.0.attention_norm.weight"
 
 
 def check_optimizer(config: JobConfig) -> list[Problem]:
-    """Names, patterns and values that torchtitan looks at after the model is built, or passes over in silence."""
+    """Names, patterns and values that torchtitan looks at after the model is built, or ignores silently."""
     problems: list[Problem] = []
     for index, group in enumerate(config.optimizer.param_groups):
         problems += _group_problems(group, _place(index))
@@ -44,9 +44,8 @@ def check_groups_against_model(config: JobConfig) -> list[Problem]:
         left = [name for name in left if name not in taken]
         if not taken:
             what = f"{group.pattern!r} matches no parameter that the groups before it leave"
-            problems.append(
-                Problem(f"{_place(index)}.pattern", what, f"parameters are named like {(left or [_A_NAME])[0]}")
-            )
+            fix = f"parameters are named like {(left or [_A_NAME])[0]}"
+            problems.append(Problem(f"{_place(index)}.pattern", what, fix))
     if left:
         what = f"no pattern matches {len(left)} parameters, such as {', '.join(left[:_LISTED])}"
         problems.append(Problem("optimizer.param_groups", what, "add a last group with pattern = '.*'"))
@@ -75,7 +74,7 @@ def _group_problems(group: Any, where: str) -> Iterator[Problem]:
 
 
 def _unknown_options(options: dict[str, Any], optimizer: type[torch.optim.Optimizer], where: str) -> Iterator[Problem]:
-    """torch keeps options it does not know and uses its own defaults for those it misses."""
+    """torch keeps options that it does not know, and uses its defaults for those that are absent."""
     known = inspect.signature(optimizer).parameters.keys() - {"params"}
     for key in options.keys() - known:
         yield Problem(f"{where}.{key}", f"{optimizer.__name__} has no such option", did_you_mean(key, known))

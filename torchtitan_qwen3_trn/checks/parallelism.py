@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from torchtitan_qwen3_trn.config import JobConfig
@@ -26,15 +28,11 @@ def data_parallel_degree(config: JobConfig, machine: Machine) -> int:
 def _fixed_degrees(config: JobConfig) -> int:
     """Product of all degrees but ``data_parallel_shard_degree``."""
     degrees = config.parallelism
-    return (
-        degrees.data_parallel_replicate_degree
-        * degrees.context_parallel_degree
-        * degrees.tensor_parallel_degree
-        * degrees.pipeline_parallel_degree
-    )
+    inner = degrees.context_parallel_degree * degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree
+    return degrees.data_parallel_replicate_degree * inner
 
 
-def _world_size(config: JobConfig, machine: Machine) -> list[Problem]:
+def _world_size(config: JobConfig, machine: Machine) -> Iterator[Problem]:
     degrees, fixed, ranks = config.parallelism, _fixed_degrees(config), machine.world_size
     shard = degrees.data_parallel_shard_degree
     formula = (
@@ -42,75 +40,64 @@ def _world_size(config: JobConfig, machine: Machine) -> list[Problem]:
         f"{degrees.context_parallel_degree} x tensor {degrees.tensor_parallel_degree} x pipeline "
         f"{degrees.pipeline_parallel_degree}"
     )
-    problems = []
+    expert = degrees.expert_parallel_degree
+    region = (ranks // degrees.pipeline_parallel_degree) // degrees.data_parallel_replicate_degree
     if shard == -1 and (ranks % fixed or ranks < fixed):
         what = f"{formula} cannot fill {ranks} ranks: {ranks} is not a multiple of {fixed}"
-        problems.append(Problem("parallelism", what, "change a degree or the number of ranks"))
+        yield Problem("parallelism", what, "change a degree or the number of ranks")
     elif shard != -1 and shard * fixed != ranks:
         what = f"{formula} = {shard * fixed} ranks, but the job was started with {ranks}"
         fix = f"start it with --nproc_per_node={shard * fixed}, or set data_parallel_shard_degree = -1"
-        problems.append(Problem("parallelism", what, fix))
-    expert = degrees.expert_parallel_degree
-    region = (ranks // degrees.pipeline_parallel_degree) // degrees.data_parallel_replicate_degree
-    if not problems and region % expert:
+        yield Problem("parallelism", what, fix)
+    elif region % expert:
         what = f"{expert} does not divide the {region} ranks of shard x context x tensor"
-        problems.append(Problem("parallelism.expert_parallel_degree", what, "choose a divisor"))
-    return problems
+        yield Problem("parallelism.expert_parallel_degree", what, "choose a divisor")
 
 
-def _batches(config: JobConfig, machine: Machine) -> list[Problem]:
-    training, problems = config.training, []
+def _batches(config: JobConfig, machine: Machine) -> Iterator[Problem]:
+    training = config.training
     if training.local_batch_size <= 0:
-        return []
+        return
     per_step = training.local_batch_size * data_parallel_degree(config, machine)
     if training.global_batch_size > 0 and training.global_batch_size % per_step:
         what = f"{training.global_batch_size} is not a multiple of local batch size x data-parallel degree ({per_step})"
         nearest = max(training.global_batch_size // per_step, 1) * per_step
-        problems.append(Problem("training.global_batch_size", what, f"the nearest is {nearest}"))
+        yield Problem("training.global_batch_size", what, f"the nearest is {nearest}")
     steps = config.job.gradient_accumulation_steps
     if steps and training.global_batch_size > 0 and training.global_batch_size != steps * per_step:
         what = f"{steps} x {per_step} contradicts training.global_batch_size = {training.global_batch_size}"
-        problems.append(Problem("job.gradient_accumulation_steps", what, "set only one of them"))
-    problems += _pipeline_microbatches(config)
-    return problems
+        yield Problem("job.gradient_accumulation_steps", what, "set only one of them")
+    yield from _pipeline_microbatches(config)
 
 
 def _pipeline_microbatches(config: JobConfig) -> list[Problem]:
     stages, size = config.parallelism.pipeline_parallel_degree, config.parallelism.pipeline_parallel_microbatch_size
-    if stages > 1 and (problem := _pipeline_schedule(config.parallelism.pipeline_parallel_schedule)):
-        return [problem]
-    microbatches = config.training.local_batch_size // max(size, 1)
-    if stages == 1 or microbatches >= stages:
+    if stages == 1:
         return []
-    what = (
-        f"{config.training.local_batch_size} makes {microbatches} microbatches of {size} for {stages} pipeline stages"
-    )
+    try:
+        get_schedule_class(config.parallelism.pipeline_parallel_schedule)
+    except ValueError as error:
+        return [Problem("parallelism.pipeline_parallel_schedule", str(error))]
+    microbatches = config.training.local_batch_size // max(size, 1)
+    if microbatches >= stages:
+        return []
+    batch = config.training.local_batch_size
+    what = f"{batch} makes {microbatches} microbatches of {size} for {stages} pipeline stages"
     return [Problem("training.local_batch_size", what, f"at least {stages * size}")]
 
 
-def _pipeline_schedule(name: str) -> Problem | None:
-    try:
-        get_schedule_class(name)
-    except ValueError as error:
-        return Problem("parallelism.pipeline_parallel_schedule", str(error))
-    return None
-
-
-def _sequence(config: JobConfig) -> list[Problem]:
+def _sequence(config: JobConfig) -> Iterator[Problem]:
     degrees, seq_len = config.parallelism, config.training.seq_len
     context = degrees.context_parallel_degree
-    divisor = (degrees.tensor_parallel_degree if degrees.enable_sequence_parallel else 1) * (
-        2 * context if context > 1 else 1
-    )
+    divisor = 2 * context if context > 1 else 1
+    divisor *= degrees.tensor_parallel_degree if degrees.enable_sequence_parallel else 1
     chunks = getattr(config.loss, "num_chunks", 1)
-    problems = []
     if seq_len > 0 and seq_len % divisor:
         what = f"{seq_len} is not a multiple of {divisor}, as sequence and context parallelism need"
-        problems.append(Problem("training.seq_len", what, _nearest_multiple(seq_len, divisor)))
+        yield Problem("training.seq_len", what, _nearest_multiple(seq_len, divisor))
     elif seq_len > 0 and chunks > 0 and (seq_len // context) % chunks:
         what = f"{seq_len} per context-parallel rank does not split into loss.num_chunks = {chunks} equal parts"
-        problems.append(Problem("training.seq_len", what, _nearest_multiple(seq_len, chunks * context)))
-    return problems
+        yield Problem("training.seq_len", what, _nearest_multiple(seq_len, chunks * context))
 
 
 def _nearest_multiple(value: int, divisor: int) -> str:

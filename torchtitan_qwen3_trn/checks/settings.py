@@ -18,35 +18,28 @@ from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import LARGEST_INTEGER, Problem, integer_range, join
 from torchtitan_qwen3_trn.launch import Machine, is_simulated, launch_problems
 
-# What a number must be, and the numbers, by section.
-_RULES: tuple[tuple[str, Callable[[float], bool], dict[str, str]], ...] = (
-    (
-        "must be positive",
-        lambda value: value > 0,
-        {
-            "training": "local_batch_size seq_len steps max_norm gc_freq",
-            "parallelism": "data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree "
-            "pipeline_parallel_microbatch_size context_parallel_degree expert_parallel_degree",
-            "metrics": "log_freq",
-            "profiler": "profile_freq",
-            "validator": "freq",
-            "comm": "init_timeout_seconds train_timeout_seconds",
-            "loss": "num_chunks",
-            "job": "gradient_accumulation_steps",
-        },
-    ),
-    (
-        "must be positive, or -1 to infer it",
-        lambda value: value > 0 or value == -1,
-        {"training": "global_batch_size", "parallelism": "data_parallel_shard_degree", "validator": "steps"},
-    ),
-    (
-        "must not be negative",
-        lambda value: value >= 0,
-        {"lr_scheduler": "warmup_steps total_steps min_lr_factor", "dataloader": "num_workers"},
-    ),
-    ("is a share of the steps, from 0 to 1", lambda value: 0 <= value <= 1, {"lr_scheduler": "decay_ratio"}),
+_POSITIVE = (
+    "training.local_batch_size training.seq_len training.steps training.max_norm training.gc_freq "
+    "parallelism.data_parallel_replicate_degree parallelism.tensor_parallel_degree "
+    "parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_microbatch_size "
+    "parallelism.context_parallel_degree parallelism.expert_parallel_degree metrics.log_freq profiler.profile_freq "
+    "validator.freq comm.init_timeout_seconds comm.train_timeout_seconds loss.num_chunks "
+    "job.gradient_accumulation_steps"
 )
+_POSITIVE_OR_INFERRED = "training.global_batch_size parallelism.data_parallel_shard_degree validator.steps"
+_NOT_NEGATIVE = "lr_scheduler.warmup_steps lr_scheduler.total_steps lr_scheduler.min_lr_factor dataloader.num_workers"
+# What numbers must be.
+_RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("must be positive", lambda value: value > 0, _POSITIVE),
+    ("must be positive, or -1 to infer it", lambda value: value > 0 or value == -1, _POSITIVE_OR_INFERRED),
+    ("must not be negative", lambda value: value >= 0, _NOT_NEGATIVE),
+    ("is a share of the steps, from 0 to 1", lambda value: 0 <= value <= 1, "lr_scheduler.decay_ratio"),
+)
+_ACCELERATOR_ONLY = {
+    "profiler.enable_memory_snapshot": "memory snapshots come from an accelerator's allocator",
+    "training.enable_cpu_offload": "there is nothing to offload from",
+    "checkpoint.async_mode": "pinned memory belongs to an accelerator",
+}
 
 
 def check_settings(config: JobConfig, machine: Machine) -> list[Problem]:
@@ -69,7 +62,7 @@ def check_settings(config: JobConfig, machine: Machine) -> list[Problem]:
 
 
 def impossible_numbers(section: Any, where: str = "") -> Iterator[Problem]:
-    """Numbers that nothing could be done with, in all sections; in a job file they were refused when it was read."""
+    """Integers out of range and nan, in all sections; in a job file they were refused when it was read."""
     for item in fields(section):
         value, path = getattr(section, item.name), join(where, item.name)
         if is_dataclass(value) and item.name != "model_spec":
@@ -81,30 +74,27 @@ def impossible_numbers(section: Any, where: str = "") -> Iterator[Problem]:
 
 
 def _sizes(config: JobConfig) -> Iterator[Problem]:
-    for requirement, accepts, sections in _RULES:
-        for section, keys in sections.items():
-            for key in keys.split():
-                value = getattr(getattr(config, section), key, None)
-                if value is not None and not accepts(value):
-                    yield Problem(f"{section}.{key}", f"{value} is not possible", f"it {requirement}")
+    for requirement, accepts, keys in _RULES:
+        for key in keys.split():
+            section, _, name = key.partition(".")
+            value = getattr(getattr(config, section), name, None)
+            if value is not None and not accepts(value):
+                yield Problem(key, f"{value} is not possible", f"it {requirement}")
 
 
-def _compilation(config: JobConfig) -> list[Problem]:
-    """Parts and back ends that torchtitan would pass over in silence, or look for when the first step begins."""
+def _compilation(config: JobConfig) -> Iterator[Problem]:
+    """Parts and back ends that torchtitan would ignore silently, or look for when the first step begins."""
     if not config.compile.enable:
-        return []
-    problems = [
-        Problem("compile.components", f"{name!r} is nothing that can be compiled", "choose from model and loss")
-        for name in config.compile.components
-        if name not in ("model", "loss")
-    ]
+        return
+    for name in config.compile.components:
+        if name not in ("model", "loss"):
+            yield Problem("compile.components", f"{name!r} cannot be compiled", "choose from model and loss")
     if config.compile.backend != "inductor":
         from torch._dynamo import list_backends
 
         if config.compile.backend not in list_backends(exclude_tags=None):
             what = f"torch has no compiler back end {config.compile.backend!r}"
-            problems.append(Problem("compile.backend", what, f"choose one of {', '.join(list_backends())}"))
-    return problems
+            yield Problem("compile.backend", what, f"choose one of {', '.join(list_backends())}")
 
 
 def _profiler(config: JobConfig) -> list[Problem]:
@@ -119,40 +109,39 @@ def _profiler(config: JobConfig) -> list[Problem]:
 def _device(config: JobConfig, machine: Machine) -> list[Problem]:
     if machine.device_type != "cpu":
         return []
-    accelerator_only = {
-        "profiler.enable_memory_snapshot": (
-            config.profiler.enable_memory_snapshot,
-            "memory snapshots come from an accelerator's allocator",
-        ),
-        "training.enable_cpu_offload": (config.training.enable_cpu_offload, "there is nothing to offload from"),
-        "checkpoint.async_mode": (
-            config.checkpoint.enable and getattr(config.checkpoint, "async_mode", "") == "async_with_pinned_mem",
-            "pinned memory belongs to an accelerator",
-        ),
+    asked = {
+        "profiler.enable_memory_snapshot": config.profiler.enable_memory_snapshot,
+        "training.enable_cpu_offload": config.training.enable_cpu_offload,
+        "checkpoint.async_mode": config.checkpoint.enable
+        and getattr(config.checkpoint, "async_mode", "") == "async_with_pinned_mem",
     }
     return [
         Problem(where, f"{reason}, and this job runs on the CPU", "switch it off, for instance in [profile.cpu]")
-        for where, (asked, reason) in accelerator_only.items()
-        if asked
+        for where, reason in _ACCELERATOR_ONLY.items()
+        if asked[where]
     ]
 
 
-def _output_folders(config: JobConfig) -> list[Problem]:
-    """Folders that a run creates or writes to: nothing on their way may be a file or closed to this user."""
+def _output_folders(config: JobConfig) -> Iterator[Problem]:
+    """Folders that a run creates or writes to: every part of their paths is a folder, or absent, and writable."""
     wanted = [("job.dump_folder", config.dump_folder)]
     if config.checkpoint.enable:
         wanted.append(("checkpoint.folder", str(Path(config.dump_folder, config.checkpoint.folder))))
-    problems = []
     for where, folder in wanted:
-        if not folder or "://" in folder:
-            continue
-        path = Path(folder).absolute()
+        if folder and "://" not in folder and (defect := _folder_defect(Path(folder).absolute())):
+            yield Problem(where, defect, "choose another folder")
+            return  # the second folder lies in the first one
+
+
+def _folder_defect(path: Path) -> str:
+    """Why the folder ``path`` cannot be created or written to; empty if it can."""
+    try:
         there = next(each for each in (path, *path.parents) if each.exists())
-        if not there.is_dir():
-            problems.append(Problem(where, f"{there} is a file", "choose a folder"))
-        elif not os.access(there, os.W_OK | os.X_OK):
-            problems.append(Problem(where, f"this user may not write to {there}", "choose another folder"))
-    return problems[:1]
+    except OSError as error:
+        return f"{path} cannot be used: {error.strerror}"
+    if not there.is_dir():
+        return f"{there} is a file"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"this user may not write to {there}"
 
 
 def _absent_accelerator(config: JobConfig, machine: Machine) -> list[Problem]:
@@ -168,5 +157,5 @@ def _absent_accelerator(config: JobConfig, machine: Machine) -> list[Problem]:
     if not seen:
         return []
     what = f"{seen[0]}, but torch finds no accelerator"
-    fix = "check the driver and that the back end of torch loads; --job.profile cpu runs on the CPU all the same"
+    fix = "check the driver and that the back end of torch loads; --job.profile cpu runs on the CPU anyway"
     return [Problem("device", what, fix)]

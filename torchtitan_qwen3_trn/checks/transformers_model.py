@@ -8,7 +8,7 @@ from typing import cast
 
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_qwen3_trn.checks.model_limits import check_memory, check_positions, check_vocabulary, divisors
+from torchtitan_qwen3_trn.checks.model_limits import check_memory, check_positions, check_vocabulary, indivisible
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.hooks import Machine
@@ -50,8 +50,7 @@ def _tensor_parallel(config: JobConfig, model: HFModel.Config) -> Iterator[Probl
         return
     if not model.tensor_parallel_plan:
         yield Problem(where, "this architecture has no tensor parallel plan in Transformers", "set it to 1")
-    unknown = unknown_styles(model.tensor_parallel_plan)
-    if unknown:
+    if unknown := unknown_styles(model.tensor_parallel_plan):
         what = f"this architecture's plan uses styles that are not known here: {', '.join(sorted(unknown))}"
         yield Problem(where, what, "set it to 1")
     text = model.architecture
@@ -63,9 +62,7 @@ def _tensor_parallel(config: JobConfig, model: HFModel.Config) -> Iterator[Probl
         "experts": getattr(text, "num_experts", None) or degree,
         "vocabulary entries": model.vocab_size,
     }
-    for name, count in counts.items():
-        if count % degree:
-            yield Problem(where, f"{degree} does not divide the {count} {name}", divisors(count))
+    yield from indivisible(where, degree, counts)
     if model.layout.tied and getattr(text, "pad_token_id", None) is not None:
         what = "a padding token in an embedding that is tied to the output layer cannot be split"
         yield Problem(where, what, "set it to 1, or remove pad_token_id from config.json")
@@ -80,7 +77,6 @@ def _sequence(config: JobConfig, model: HFModel.Config) -> Iterator[Problem]:
     if "sliding_attention" in kinds and seq_len > window:
         what = f"{seq_len} is beyond the sliding window of {window} positions, which is not supported"
         yield Problem("training.seq_len", what, f"at most {window}, where the window makes no difference")
-    others = kinds - {"full_attention", "sliding_attention"}
-    if others:
+    if others := kinds - {"full_attention", "sliding_attention"}:
         what = f"layers of type {', '.join(sorted(others))} cannot take a document mask"
         yield Problem("config.json: layer_types", what, "use a model with full attention")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from torchtitan.config import TORCH_DTYPE_MAP
 
@@ -12,19 +11,17 @@ from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
 from torchtitan_qwen3_trn.weights.offline import export_checkpoint
 
+HELP = "write a training checkpoint as a Hugging Face folder"
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Declare the subcommand."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "export", help="write a training checkpoint as a Hugging Face folder"
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line."""
     parser.add_argument("checkpoint", type=Path, help="folder step-N of a training checkpoint")
     parser.add_argument("out", type=Path, help="folder to write; it must not exist")
     parser.add_argument("--assets", type=Path, help="folder with config.json and tokenizer; default: the checkpoint's")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as in the checkpoint")
     parser.add_argument("--max-shard-size", default="5GB", help="bytes of tensors in one file at most (default: 5GB)")
-    parser.add_argument("--drop-expert-bias", action="store_true", help="leave torchtitan's expert bias out")
-    return parser
+    parser.add_argument("--drop-expert-bias", action="store_true", help="export without torchtitan's expert bias")
 
 
 def run(arguments: argparse.Namespace) -> int:

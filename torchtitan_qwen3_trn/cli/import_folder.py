@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from torchtitan_qwen3_trn.weights.offline import import_folder
 
+HELP = "write a Hugging Face folder as a training checkpoint"
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Declare the subcommand."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "import", help="write a Hugging Face folder as a training checkpoint"
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line."""
     parser.add_argument("folder", type=Path, help="folder with config.json and safetensors files")
     parser.add_argument("checkpoint", type=Path, help="folder to write; checkpoint.initial_load_path takes it")
     parser.add_argument(
-        "--route", choices=["native", "huggingface_v5"], default="native", help="who is to load it (default: native)"
+        "--route", choices=["native", "huggingface_v5"], default="native", help="route that loads it (default: native)"
     )
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:

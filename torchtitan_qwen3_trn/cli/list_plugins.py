@@ -23,12 +23,12 @@ from torchtitan_qwen3_trn.plugins import (
     plugins_of_route,
 )
 
+HELP = "list installed plugins"
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Declare the subcommand."""
-    parser: argparse.ArgumentParser = subparsers.add_parser("plugins", help="list installed plugins")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,11 +64,7 @@ def _options(plugin: LoadedPlugin) -> list[dict[str, Any]]:
         return []
     hints, defaults = typing.get_type_hints(options_type), options_type()
     return [
-        {
-            "name": option.name,
-            "type": describe(hints[option.name]),
-            "default": getattr(defaults, option.name),
-        }
+        {"name": option.name, "type": describe(hints[option.name]), "default": getattr(defaults, option.name)}
         for option in dataclasses.fields(options_type)
     ]
 

@@ -12,7 +12,7 @@ _UNLIMITED = 100_000
 
 
 def print_table(table: Table) -> None:
-    """Print ``table``; on a terminal, cells that do not fit go on in the next line."""
+    """Print ``table``; on a terminal, cells that do not fit are wrapped."""
     for column in table.columns:
         column.overflow = "fold"
     width = None if sys.stdout.isatty() else _UNLIMITED

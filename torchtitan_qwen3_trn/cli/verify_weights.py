@@ -1,4 +1,4 @@
-"""``torchtitan-trn verify-weights``: proof that a Hugging Face folder holds a working model."""
+"""``torchtitan-trn verify-weights``: checks that a Hugging Face folder holds a working model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from transformers.utils import logging
@@ -14,17 +13,15 @@ from transformers.utils import logging
 from torchtitan_qwen3_trn.cli.table import print_table
 from torchtitan_qwen3_trn.weights.verify import Finding, verify
 
+HELP = "check a Hugging Face folder: files, tensors, logits, generation"
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Declare the subcommand."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "verify-weights", help="check a Hugging Face folder: files, tensors, logits, generation"
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line."""
     parser.add_argument("folder", type=Path, help="folder with config.json and safetensors files")
     parser.add_argument("--checkpoint", type=Path, help="training checkpoint step-N that the folder was exported from")
     parser.add_argument("--cheap", action="store_true", help="only what headers and small files tell")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ class CpuProperties:
 
 
 class CpuDeviceModule(ModuleType):
-    """Stands where torchtitan expects ``torch.cuda``: one device, index 0, memory figures of this process.
+    """Takes the place of ``torch.cuda`` in torchtitan: one device, index 0, memory figures of this process.
 
     Attributes that it does not define come from ``torch.cpu``.
     """
@@ -152,28 +152,24 @@ def use_sum_reduction(model_parts: Iterable[torch.nn.Module]) -> None:
                 module.set_force_sum_reduction_for_comms(True)
 
 
-def _processor_name() -> str:
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of the kernel; none where it does not exist."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return path.read_text().splitlines()
     except OSError:
-        lines = []
+        return []
+
+
+def _processor_name() -> str:
+    lines = _lines(Path("/proc/cpuinfo"))
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine() or "cpu")
 
 
 def _total_memory() -> int:
-    physical = psutil.virtual_memory().total
-    try:
-        limit = _CGROUP_LIMIT.read_text().strip()
-    except OSError:
-        return physical
-    return min(physical, int(limit)) if limit.isdigit() else physical
+    limits = (int(line) for line in _lines(_CGROUP_LIMIT) if line.isdigit())  # or the word max
+    return min([psutil.virtual_memory().total, *limits])
 
 
 def _peak_resident() -> int | None:
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    sizes = (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    return next(sizes, None)
+    return next((int(line.split()[1]) * 1024 for line in _lines(_STATUS) if line.startswith("VmHWM:")), None)

@@ -38,11 +38,6 @@ class Flags:
     table: Table
     rest: list[str]
 
-    @property
-    def profile(self) -> str | None:
-        """Value of ``--job.profile``."""
-        return self.table.get("job", {}).get("profile")
-
 
 def parse_flags(args: list[str]) -> Flags:
     """Take the flags of this package out of ``args``; hyphens and underscores are alike, the last value wins.

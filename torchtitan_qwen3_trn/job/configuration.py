@@ -17,7 +17,7 @@ from torchtitan_qwen3_trn.config import JobConfig, ModelOptions
 from torchtitan_qwen3_trn.errors import Problem
 from torchtitan_qwen3_trn.job.command_line import Flags
 from torchtitan_qwen3_trn.job.job_file import JobFile, lay_over, read_job_file
-from torchtitan_qwen3_trn.job.legacy import Table
+from torchtitan_qwen3_trn.job.legacy import Table, lookup
 from torchtitan_qwen3_trn.job.sections import apply_sections
 from torchtitan_qwen3_trn.job.values import Problems
 from torchtitan_qwen3_trn.launch import is_rank_zero, without_warnings
@@ -81,7 +81,7 @@ def configure(flags: Flags) -> ConfiguredJob:
 
 
 def default_config(plugins: Plugins) -> JobConfig:
-    """The configuration of a job file that says nothing, with the options of ``plugins``."""
+    """The configuration of an empty job file, with the options of ``plugins``."""
     return JobConfig(
         plugins=plugins_config_type(plugins.loaded)(),
         loss=ChunkedLossWrapper.Config(),
@@ -93,7 +93,7 @@ def default_config(plugins: Plugins) -> JobConfig:
 
 
 def _profile(job: JobFile, flags: Flags) -> str:
-    choice = flags.profile or _nested(job.table, "job", "profile") or "auto"
+    choice = lookup(flags.table, "job.profile")[1] or lookup(job.table, "job.profile")[1] or "auto"
     return utils.device_type if choice == "auto" else str(choice)
 
 
@@ -123,27 +123,18 @@ def _due_to(device: str, found: Problems, alone: Problems, flags: Table) -> list
     known = {*alone, *alone.combinations}
     return [
         problem
-        if problem in known or _has(flags, problem.where)
+        if problem in known or lookup(flags, problem.where)[0]
         else replace(problem, where=f"profile.{device}.{problem.where}")
         for problem in (*found, *found.combinations)
     ]
 
 
-def _has(table: Table, path: str) -> bool:
-    value: Any = table
-    for key in path.split("."):
-        if not isinstance(value, dict) or key not in value:
-            return False
-        value = value[key]
-    return True
-
-
 def _load_plugins(table: Table) -> tuple[Plugins, list[Problem]]:
-    backend = _nested(table, "model", "backend")
+    _, backend = lookup(table, "model.backend")
     chosen, problems = choose(
         backend if isinstance(backend, str) else ModelOptions().backend,
-        _strings(_nested(table, "plugins", "enable")),
-        _strings(_nested(table, "plugins", "disable")),
+        _strings(lookup(table, "plugins.enable")[1]),
+        _strings(lookup(table, "plugins.disable")[1]),
     )
     plugins, load_problems = load(chosen)
     return plugins, problems + load_problems
@@ -151,17 +142,12 @@ def _load_plugins(table: Table) -> tuple[Plugins, list[Problem]]:
 
 def _idle_options(table: Table, plugins: Plugins) -> list[str]:
     """Notes on options of installed plugins that this job does not enable."""
-    enabled = {plugin.installed.field_name for plugin in plugins.loaded}
-    idle = [name for name in installed_plugins() if name.replace("-", "_") not in enabled]
-    options = table.get("plugins")
-    given = [name for name in idle if isinstance(options, dict) and name.replace("-", "_") in options]
-    return [f"[plugins.{name}] has no effect: this job does not enable the plugin" for name in given]
+    return [
+        f"[plugins.{name}] has no effect: this job does not enable the plugin"
+        for name in installed_plugins()
+        if name not in plugins.names and lookup(table, f"plugins.{name.replace('-', '_')}")[0]
+    ]
 
 
 def _strings(value: Any) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
-
-
-def _nested(table: Table, section: str, key: str) -> Any:
-    below = table.get(section)
-    return below.get(key) if isinstance(below, dict) else None

@@ -1,4 +1,4 @@
-"""A job file from disk: TOML, today's keys, one profile laid over it."""
+"""Reading a job file: TOML, the keys of torchtitan 0.3, one profile laid over it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROFILE_DEVICES = ("cpu", "cuda", "neuron")
 
 @dataclass
 class JobFile:
-    """What a job file says, in today's keys.
+    """The content of a job file, in the keys of torchtitan 0.3.
 
     Attributes:
         path: where it was read from.
@@ -37,7 +37,7 @@ def read_job_file(path: Path) -> JobFile:
     """Read and translate a job file.
 
     Raises:
-        JobError: when there is nothing to go on: no such file, not a file, not UTF-8, not TOML.
+        JobError: the file does not exist, is a directory, cannot be read, or is not TOML in UTF-8.
     """
     raw = _parse(path)
     profiles = raw.pop("profile", {})
@@ -83,17 +83,17 @@ def _parse(path: Path) -> Table:
     try:
         text = path.read_bytes().decode("utf-8-sig")  # some editors put a byte-order mark in front
     except FileNotFoundError:
-        raise _unreadable(path, "no such file", f"looked in {path.absolute().parent}") from None
+        raise _unreadable(path, "does not exist", f"looked in {path.absolute().parent}") from None
     except IsADirectoryError:
         raise _unreadable(path, "is a directory", "name the TOML file in it") from None
     except UnicodeDecodeError as error:
         raise _unreadable(path, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from None
     except OSError as error:
-        raise _unreadable(path, f"cannot be read: {error.strerror}", "") from None
+        raise _unreadable(path, f"cannot be read: {error.strerror}") from None
     try:
         return _with_underscores(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise _unreadable(path, f"is not TOML: {error}", "") from None
+        raise _unreadable(path, f"is not TOML: {error}") from None
 
 
 def _with_underscores(value: Any) -> Any:
@@ -105,10 +105,8 @@ def _with_underscores(value: Any) -> Any:
     return value
 
 
-def _unreadable(path: Path, what: str, fix: str) -> JobError:
-    return JobError(
-        [Problem("job.config_file", f"{path} {what}" if what != "no such file" else f"{what}: {path}", fix)]
-    )
+def _unreadable(path: Path, what: str, fix: str = "") -> JobError:
+    return JobError([Problem("job.config_file", f"{path} {what}", fix)])
 
 
 def _translated(raw: Table, prefix: str, job: JobFile) -> Table:

@@ -1,4 +1,4 @@
-"""torchtitan 0.2.x job files, and keys of other published write-ups, in today's terms.
+"""Keys of torchtitan 0.2.x job files and of other published recipes, translated to torchtitan 0.3.
 
 The 0.2.x schema is that of ``torchtitan/config/job_config.py`` at tags v0.2.0 to v0.2.2. Each key that moved is
 translated with one warning. A key whose feature is gone is ignored with a warning when it asks for nothing, and is
@@ -48,26 +48,18 @@ _ONLY_FOR_CONVERTERS = "it only configures model.converters, which this job does
 _NO_QUANTIZE = "low-precision converters are CUDA-only and not part of this package; remove it"
 _NO_FT = "fault tolerance is not part of torchtitan 0.3; remove it"
 
+# Keys, and sections, which end with a dot.
 MOVED: dict[str, str] = {
     "job.print_config": "debug.print_config",
     "job.save_config_file": "debug.save_config_file",
     "job.model_parallel_size": "parallelism.data_parallel_shard_degree",
     "job.enable_checkpoint": "checkpoint.enable",
     "job.checkpoint_folder": "checkpoint.folder",
-    "profiling.enable_profiling": "profiler.enable_profiling",
-    "profiling.save_traces_folder": "profiler.save_traces_folder",
-    "profiling.profile_freq": "profiler.profile_freq",
-    "profiling.profiler_active": "profiler.profiler_active",
-    "profiling.profiler_warmup": "profiler.profiler_warmup",
-    "profiling.enable_memory_snapshot": "profiler.enable_memory_snapshot",
-    "profiling.save_memory_snapshot_folder": "profiler.save_memory_snapshot_folder",
+    "profiling.": "profiler.",
     "model.tokenizer_path": "model.hf_assets_path",
     "training.dataset": "dataloader.dataset",
     "training.dataset_path": "dataloader.dataset_path",
-    "training.dataloader.num_workers": "dataloader.num_workers",
-    "training.dataloader.persistent_workers": "dataloader.persistent_workers",
-    "training.dataloader.pin_memory": "dataloader.pin_memory",
-    "training.dataloader.prefetch_factor": "dataloader.prefetch_factor",
+    "training.dataloader.": "dataloader.",
     "training.batch_size": "training.local_batch_size",
     "training.gradient_accumulation_steps": "job.gradient_accumulation_steps",
     "training.seed": "debug.seed",
@@ -78,15 +70,9 @@ MOVED: dict[str, str] = {
         "activation_checkpoint.force_recompute_mm_shapes_by_fqns"
     ),
     "checkpoint.enable_checkpoint": "checkpoint.enable",
-    "validation.enable": "validator.enable",
-    "validation.freq": "validator.freq",
-    "validation.steps": "validator.steps",
     "validation.dataset": "validator.dataloader.dataset",
     "validation.dataset_path": "validator.dataloader.dataset_path",
-    "validation.dataloader.num_workers": "validator.dataloader.num_workers",
-    "validation.dataloader.persistent_workers": "validator.dataloader.persistent_workers",
-    "validation.dataloader.pin_memory": "validator.dataloader.pin_memory",
-    "validation.dataloader.prefetch_factor": "validator.dataloader.prefetch_factor",
+    "validation.": "validator.",
 }
 
 GONE: dict[str, Gone] = {
@@ -111,7 +97,10 @@ GONE: dict[str, Gone] = {
     "fault_tolerance.enable": Gone((False,), _NO_FT),
 }
 
-_SWITCHED_OFF_SECTIONS = {"fault_tolerance": "enable", "memory_estimation": "enable"}
+# Sections of which nothing counts unless their key ``enable`` is true.
+_SWITCHED_SECTIONS = ("fault_tolerance", "memory_estimation")
+_SAME_AS_TRAINING = {"validation.local_batch_size": 8, "validation.seq_len": 2048}
+"""Keys that torchtitan 0.3 shares with training, and their defaults in 0.2.x."""
 
 
 def translate(table: Table) -> Translation:
@@ -121,13 +110,21 @@ def translate(table: Table) -> Translation:
         special = _SPECIAL.get(path) or (_quantize if path.startswith("quantize.") else None)
         if special is not None:
             special(path, value, table, result)
-        elif path in MOVED:
-            _move(path, MOVED[path], value, table, result)
+        elif (moved := _moved(path)) is not None:
+            _move(path, moved, value, table, result)
         elif path in GONE or _in_switched_off_section(path, table):
             _drop(path, value, GONE.get(path), result)
         else:
             _put(result, path, value)
     return result
+
+
+def _moved(path: str) -> str | None:
+    """The name that ``path`` has today, if it is another one."""
+    if path in MOVED:
+        return MOVED[path]
+    sections = (name for name in MOVED if name.endswith(".") and path.startswith(name))
+    return next((MOVED[name] + path.removeprefix(name) for name in sections), None)
 
 
 def _leaves(table: Table, where: str = "") -> Iterator[tuple[str, Any]]:
@@ -156,7 +153,8 @@ def _put(result: Translation, path: str, value: Any) -> None:
     section[key] = value
 
 
-def _lookup(table: Table, path: str) -> tuple[bool, Any]:
+def lookup(table: Table, path: str) -> tuple[bool, Any]:
+    """Whether ``table`` has a value at the dotted ``path``, and the value."""
     value: Any = table
     for key in path.split("."):
         if not isinstance(value, dict) or key not in value:
@@ -166,9 +164,9 @@ def _lookup(table: Table, path: str) -> tuple[bool, Any]:
 
 
 def _move(old: str, new: str, value: Any, table: Table, result: Translation) -> None:
-    present, other = _lookup(table, new)
+    present, other = lookup(table, new)
     if not present:
-        present, other = _lookup(result.table, new)
+        present, other = lookup(result.table, new)
     if present and other != value:
         what = f"{show(value)} here contradicts {show(other)} in {new}, its name in torchtitan 0.3"
         result.problems.append(Problem(old, what, f"keep {new} only"))
@@ -188,8 +186,7 @@ def _drop(path: str, value: Any, gone: Gone | None, result: Translation) -> None
 
 def _in_switched_off_section(path: str, table: Table) -> bool:
     section = path.partition(".")[0]
-    switch = _SWITCHED_OFF_SECTIONS.get(section)
-    return switch is not None and not _section(table, section).get(switch, False)
+    return section in _SWITCHED_SECTIONS and not _section(table, section).get("enable", False)
 
 
 def _quantize(path: str, value: Any, table: Table, result: Translation) -> None:
@@ -225,17 +222,11 @@ def _selective_option(path: str, value: Any, table: Table, result: Translation) 
         result.problems.append(Problem(path, what, 'torchtitan 0.3 has per-operator selection only; write "op"'))
 
 
-def _same_as_training(default: int) -> Callable[[str, Any, Table, Translation], None]:
-    def check(path: str, value: Any, table: Table, result: Translation) -> None:
-        training_key = path.replace("validation.", "training.")
-        spellings = (training_key, training_key.replace("local_batch_size", "batch_size"))
-        if value in (default, *(_lookup(table, spelling)[1] for spelling in spellings)):
-            result.warnings.append(f"{path} is ignored: validation uses {training_key}")
-        else:
-            what = f"{show(value)} is not available"
-            result.problems.append(Problem(path, what, f"validation uses {training_key} in torchtitan 0.3"))
-
-    return check
+def _same_as_training(path: str, value: Any, table: Table, result: Translation) -> None:
+    key = path.replace("validation.", "training.")
+    spellings = (key, key.replace("local_batch_size", "batch_size"))
+    same = (_SAME_AS_TRAINING[path], *(lookup(table, spelling)[1] for spelling in spellings))
+    _drop(path, value, Gone(same, f"validation uses {key} in torchtitan 0.3"), result)
 
 
 _SPECIAL: dict[str, Callable[[str, Any, Table, Translation], None]] = {
@@ -244,6 +235,5 @@ _SPECIAL: dict[str, Callable[[str, Any, Table, Translation], None]] = {
     "job.experiment_name": _experiment_name,
     "parallelism.expert_tensor_parallel_degree": _expert_tensor_degree,
     "activation_checkpoint.selective_ac_option": _selective_option,
-    "validation.local_batch_size": _same_as_training(8),
-    "validation.seq_len": _same_as_training(2048),
+    **dict.fromkeys(_SAME_AS_TRAINING, _same_as_training),
 }

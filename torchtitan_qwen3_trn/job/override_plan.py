@@ -10,17 +10,16 @@ import copy
 import functools
 import re
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torchtitan.config import Configurable
 from torchtitan.config.override import apply_overrides, override
 
 from torchtitan_qwen3_trn.config import JobConfig
-from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.errors import JobError, Problem, error_with_line
 from torchtitan_qwen3_trn.hooks import MODEL_PREFIX, NodeOverride
 from torchtitan_qwen3_trn.launch import without_warnings
 from torchtitan_qwen3_trn.plugins import LoadedPlugin
@@ -28,23 +27,11 @@ from torchtitan_qwen3_trn.plugins import LoadedPlugin
 Request = tuple[LoadedPlugin, NodeOverride]
 """An override and the plugin that asks for it."""
 
-_registered: dict[str, tuple[type, tuple[str, ...] | None]] = {}
+_registered: dict[str, tuple[Any, ...]] = {}
+"""Factory, target and patterns that an import path stands for, in all jobs of this process."""
+_owner: dict[str, LoadedPlugin] = {}
+"""The plugin of the current job that uses an import path."""
 _LINE = re.compile(r"\[Override\] (\S+): (\S+) ")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverridePlan:
-    """What the overrides of a job will do.
-
-    Attributes:
-        counts: nodes that each override replaces, by plugin name or, for ``override.imports``, by import path.
-        outcome: the configuration after all replacements, a copy.
-        problems: why they cannot be applied.
-    """
-
-    counts: dict[str, int]
-    outcome: JobConfig
-    problems: list[Problem]
 
 
 class _FactoryError(Exception):
@@ -55,15 +42,23 @@ class _FactoryError(Exception):
         self.plugin, self.node, self.what, self.fix = plugin, node, what, fix
 
 
-def plan_overrides(requests: list[Request], config: JobConfig) -> OverridePlan:
-    """Register ``requests`` with torchtitan, add them to ``config.override.imports`` and try all once on a copy."""
+def plan_overrides(requests: list[Request], config: JobConfig) -> tuple[dict[str, int], JobConfig]:
+    """Register ``requests`` with torchtitan, add them to ``config.override.imports`` and try all once on a copy.
+
+    Returns:
+        Nodes that each override replaces, by plugin name or, for ``override.imports``, by import path; and the
+        configuration after all replacements, a copy.
+
+    Raises:
+        JobError: they cannot be applied.
+    """
     if problems := list(_conflicts(requests, config)):
-        return OverridePlan(counts={}, outcome=config, problems=problems)
-    try:
-        targets = [_register(request) for request in requests]
-    except JobError as error:
-        return OverridePlan(counts={}, outcome=config, problems=error.problems)
-    for target, (_, wanted) in zip(targets, requests, strict=True):
+        raise JobError(problems)
+    plugin_of = {}
+    for request in requests:
+        plugin, wanted = request
+        target = _register(request)
+        plugin_of[target] = plugin.name
         entry = (target, wanted.kwargs) if wanted.kwargs else target
         if entry not in config.override.imports:  # it is there when a prepared configuration is prepared again
             config.override.imports = [*config.override.imports, entry]
@@ -72,14 +67,11 @@ def plan_overrides(requests: list[Request], config: JobConfig) -> OverridePlan:
         with without_warnings():
             lines = apply_overrides(trial.override, trial) if trial.override.imports else []
     except _FactoryError as error:
-        return OverridePlan(counts={}, outcome=trial, problems=[_factory_problem(error, trial)])
+        raise JobError([_factory_problem(error, trial)]) from error
     except Exception as error:
-        problem = Problem("override.imports", f"{type(error).__name__}: {error}")
-        return OverridePlan(counts={}, outcome=trial, problems=[problem])
-    plugin_of = {target: plugin.name for target, (plugin, _) in zip(targets, requests, strict=True)}
+        raise JobError([Problem("override.imports", f"{type(error).__name__}: {error}")]) from error
     applied = [found[1] for line in lines if (found := _LINE.match(line))]
-    counts = Counter(plugin_of.get(target, target) for target in applied)
-    return OverridePlan(counts=dict(counts), outcome=trial, problems=[])
+    return dict(Counter(plugin_of.get(target, target) for target in applied)), trial
 
 
 def _conflicts(requests: list[Request], config: JobConfig) -> Iterator[Problem]:
@@ -88,8 +80,7 @@ def _conflicts(requests: list[Request], config: JobConfig) -> Iterator[Problem]:
     for request in requests:
         plugin, wanted = request
         if (defect := _defect(wanted)) is not None:
-            fix = "see NodeOverride in torchtitan_qwen3_trn/hooks.py"
-            yield Problem(str(plugin.installed), defect, fix)
+            yield Problem(str(plugin.installed), defect, "see NodeOverride in torchtitan_qwen3_trn/hooks.py")
             continue
         yield from _unmatched(plugin, wanted, config)
         nodes = list(wanted.nodes(config))
@@ -119,13 +110,9 @@ def _unmatched(plugin: LoadedPlugin, wanted: NodeOverride, config: JobConfig) ->
     if not available:
         what = f"this model has no {wanted.target.__qualname__} for it to replace"
         return [Problem(str(plugin.installed), what, f"leave {plugin.name} out of this job")]
-    shown = ", ".join(available[:3]) + (", ..." if len(available) > 3 else "")
+    fix = f"there are {len(available)}: {', '.join(available[:3])}{', ...' if len(available) > 3 else ''}"
     return [
-        Problem(
-            f"plugins.{plugin.name}.fqns",
-            f"{pattern!r} matches no module it could replace",
-            f"there are {len(available)}: {shown}",
-        )
+        Problem(f"plugins.{plugin.name}.fqns", f"{pattern!r} matches no module it could replace", fix)
         for pattern in wanted.fqns or []
         if not any(replace(wanted, fqns=[pattern]).nodes(config))
     ]
@@ -142,20 +129,21 @@ def _register(request: Request) -> str:
     """Register with torchtitan under the factory's import path; returns the entry for ``override.imports``."""
     plugin, wanted = request
     patterns = wanted.patterns
-    selection = (wanted.target, tuple(patterns) if patterns is not None else None)
+    selection = (wanted.factory, wanted.target, patterns)
     name = _free_name(wanted.factory, selection)
     target = f"{wanted.factory.__module__}.{name}"
+    _owner[target] = plugin
     if target not in _registered:
         try:
-            override(target=wanted.target, fqns=patterns)(_attributed(plugin, wanted.factory, name))
+            override(target=wanted.target, fqns=patterns)(_attributed(wanted.factory, name))
         except (TypeError, ValueError) as error:
             raise JobError([Problem(str(plugin.installed), str(error), "correct its node_overrides")]) from error
         _registered[target] = selection
     return target
 
 
-def _free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> str:
-    """The factory's name, with a number when this process has registered it before with another selection."""
+def _free_name(factory: Callable[..., Any], selection: tuple[Any, ...]) -> str:
+    """The factory's name, with a number when this process has registered that name for something else before."""
     name, count = factory.__name__, 1
     while _registered.get(f"{factory.__module__}.{name}", selection) != selection:
         count += 1
@@ -163,18 +151,17 @@ def _free_name(factory: Callable[..., Any], selection: tuple[type, Any]) -> str:
     return name
 
 
-def _attributed(plugin: LoadedPlugin, factory: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _attributed(factory: Callable[..., Any], name: str) -> Callable[..., Any]:
     """``factory`` under ``name``, whose failures say which plugin it belongs to."""
-    fix = "repair it, or leave it out of this job"
 
     @functools.wraps(factory)
     def made(config: Configurable.Config, **kwargs: Any) -> Any:
+        plugin = _owner[f"{factory.__module__}.{name}"]
         try:
             result = factory(config, **kwargs)
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-            raise _FactoryError(plugin, config, f"factory {factory.__name__} {what}", fix) from error
+            what = f"factory {factory.__name__} raised {error_with_line(error)}"
+            raise _FactoryError(plugin, config, what, "repair it, or leave it out of this job") from error
         if not isinstance(result, Configurable.Config):
             what = f"factory {factory.__name__} returned {result!r:.80}"
             raise _FactoryError(plugin, config, what, "it must return a configuration")

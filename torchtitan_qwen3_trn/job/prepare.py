@@ -116,16 +116,14 @@ def _plan(
         if not _choose_model(config, plugins, machine):
             return {}, [] if some_missing else [_no_model(config, plugins)]
         requests, problems = plugins.collect("node_overrides", config, NodeOverride, machine=machine)
+        if problems:
+            return {}, problems
+        counts, outcome = plan_overrides(requests, config)
     except JobError as error:
         return {}, error.problems
     except PluginError as error:
         return {}, [error.problem]
-    if problems:
-        return {}, problems
-    plan = plan_overrides(requests, config)
-    if plan.problems or some_missing:
-        return plan.counts, plan.problems
-    return plan.counts, list(_attention_without_backward(plan.outcome, machine))
+    return counts, [] if some_missing else list(_attention_without_backward(outcome, machine))
 
 
 def _choose_model(config: JobConfig, plugins: Plugins, machine: Machine) -> bool:

@@ -46,7 +46,7 @@ def apply_table(instance: _T, table: Mapping[str, Any], where: str, problems: Pr
     Keys may be spelled with hyphens. Types must match exactly (TOML's integers also serve as numbers). Mistakes are
     appended to ``problems`` under ``where.key``; the fields concerned keep their value.
     """
-    settable = _settable_fields(instance)
+    settable = visible_fields(type(instance))
     values: dict[str, Any] = {}
     for key, raw in table.items():
         name, path = key.replace("-", "_"), join(where, key)
@@ -131,25 +131,14 @@ def _plural(description: str) -> str:
     return f"{noun}s{of}{rest}"
 
 
-def _settable_fields(instance: Any) -> dict[str, Any]:
-    """Names and types of the fields a file may set: all but those that torchtitan hides from its command line."""
-    return visible_fields(type(instance))
-
-
 def visible_fields(cls: type) -> dict[str, Any]:
     """Names and types of the fields of dataclass ``cls`` that torchtitan does not hide from its command line."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         item.name: hints[item.name]
         for item in dataclasses.fields(cls)
-        if item.init and tyro.conf.Suppress not in _markers(hints[item.name])
+        if item.init and tyro.conf.Suppress not in getattr(hints[item.name], "__metadata__", ())
     }
-
-
-def _markers(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is not typing.Annotated:
-        return ()
-    return tuple(get_args(hint)[1:])
 
 
 def _suggest_value(hint: Any, raw: Any) -> str:

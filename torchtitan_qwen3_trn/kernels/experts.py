@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
@@ -50,9 +51,9 @@ class BlockPlan(NamedTuple):
         row_NS: row in each slot of each block, ascending; -1 in unused slots.
     """
 
-    counts_E: torch.Tensor
-    first_block_E2: torch.Tensor
-    row_NS: torch.Tensor
+    counts_E: Tensor
+    first_block_E2: Tensor
+    row_NS: Tensor
 
 
 def block_count(rows: int, num_experts: int, block_rows: int) -> int:
@@ -60,7 +61,7 @@ def block_count(rows: int, num_experts: int, block_rows: int) -> int:
     return -(-rows // block_rows) + num_experts
 
 
-def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
+def block_plan(counts_E: Tensor, rows: int, block_rows: int) -> BlockPlan:
     """Assign rows to blocks for the given counts, on their device, with comparisons and sums only.
 
     Args:
@@ -90,30 +91,26 @@ def block_plan(counts_E: torch.Tensor, rows: int, block_rows: int) -> BlockPlan:
     return BlockPlan(counts_E, torch.cat((first_block_e, past_last_e[-1:])), row_NS)
 
 
-def no_block_plan(counts_E: torch.Tensor) -> BlockPlan:
+def no_block_plan(counts_E: Tensor) -> BlockPlan:
     """The counts alone, which is all that the references need."""
     return BlockPlan(counts_E.to(torch.int32), *counts_E.new_empty((2, 0), dtype=torch.int32).unbind())
 
 
 def _experts(
-    x_RD: torch.Tensor,
-    w1_EFD: torch.Tensor,
-    w2_EDF: torch.Tensor,
-    w3_EFD: torch.Tensor,
-    counts_E: torch.Tensor,
-    first_block_E2: torch.Tensor,
-    row_NS: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x_RD: Tensor,
+    w1_EFD: Tensor,
+    w2_EDF: Tensor,
+    w3_EFD: Tensor,
+    counts_E: Tensor,
+    first_block_E2: Tensor,
+    row_NS: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Experts' outputs.
 
     Args:
         x_RD: rows sorted by expert, float32 or bfloat16.
-        w1_EFD: gate projections, dtype of ``x_RD``.
-        w2_EDF: down projections.
-        w3_EFD: up projections.
-        counts_E: see `BlockPlan`.
-        first_block_E2: see `BlockPlan`; not used by the reference.
-        row_NS: see `BlockPlan`; not used by the reference.
+        w1_EFD, w2_EDF, w3_EFD: gate, down and up projections, dtype of ``x_RD``.
+        counts_E, first_block_E2, row_NS: see `BlockPlan`; the reference uses only the first.
 
     Returns:
         ``y_RD``, and ``g_RF`` and ``u_RF`` for the backward operators, all in the dtype of ``x_RD``. In rows
@@ -137,28 +134,22 @@ def _experts(
 
 
 def _experts_input_gradient(
-    dy_RD: torch.Tensor,
-    g_RF: torch.Tensor,
-    u_RF: torch.Tensor,
-    w1_EFD: torch.Tensor,
-    w2_EDF: torch.Tensor,
-    w3_EFD: torch.Tensor,
-    counts_E: torch.Tensor,
-    first_block_E2: torch.Tensor,
-    row_NS: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    dy_RD: Tensor,
+    g_RF: Tensor,
+    u_RF: Tensor,
+    w1_EFD: Tensor,
+    w2_EDF: Tensor,
+    w3_EFD: Tensor,
+    counts_E: Tensor,
+    first_block_E2: Tensor,
+    row_NS: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of the rows, and the operands of the weights' gradients.
 
     Args:
         dy_RD: gradient of the outputs, dtype of ``x_RD``.
-        g_RF: second output of `experts`.
-        u_RF: third output of `experts`.
-        w1_EFD: as given to `experts`.
-        w2_EDF: as given to `experts`.
-        w3_EFD: as given to `experts`.
-        counts_E: as given to `experts`.
-        first_block_E2: as given to `experts`.
-        row_NS: as given to `experts`.
+        g_RF, u_RF: second and third output of `experts`.
+        w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_NS: as given to `experts`.
 
     Returns:
         ``dx_RD``, and ``dg_RF``, ``du_RF`` and ``h_RF`` for `experts_weight_gradients`, in the dtype of ``dy_RD``. In
@@ -184,26 +175,22 @@ def _experts_input_gradient(
 
 
 def _experts_weight_gradients(
-    dy_RD: torch.Tensor,
-    x_RD: torch.Tensor,
-    h_RF: torch.Tensor,
-    dg_RF: torch.Tensor,
-    du_RF: torch.Tensor,
-    counts_E: torch.Tensor,
-    first_block_E2: torch.Tensor,
-    row_NS: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dy_RD: Tensor,
+    x_RD: Tensor,
+    h_RF: Tensor,
+    dg_RF: Tensor,
+    du_RF: Tensor,
+    counts_E: Tensor,
+    first_block_E2: Tensor,
+    row_NS: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the weights, accumulated in float32 over all rows of an expert and rounded once.
 
     Args:
         dy_RD: gradient of the outputs.
         x_RD: as given to `experts`.
-        h_RF: fourth output of `experts_input_gradient`.
-        dg_RF: second output of `experts_input_gradient`.
-        du_RF: third output of `experts_input_gradient`.
-        counts_E: as given to `experts`.
-        first_block_E2: as given to `experts`.
-        row_NS: as given to `experts`.
+        h_RF, dg_RF, du_RF: fourth, second and third output of `experts_input_gradient`.
+        counts_E, first_block_E2, row_NS: as given to `experts`.
 
     Returns:
         ``dw1_EFD``, ``dw2_EDF`` and ``dw3_EFD`` in the dtype of ``x_RD``; zeros for an expert without rows.
@@ -213,80 +200,63 @@ def _experts_weight_gradients(
     x_RD, dy_RD, h_RF, dg_RF, du_RF = _to_multiply(x_RD, dy_RD, h_RF, dg_RF, du_RF, work=work)
     dw1_EFD, dw3_EFD = (x_RD.new_empty((len(counts), h_RF.shape[1], x_RD.shape[1])) for _ in range(2))
     dw2_EDF = x_RD.new_empty(dw1_EFD.mT.shape)
-    rows = (*_columns(counts, dg_RF, du_RF, dy_RD), *_rows(counts, x_RD, h_RF))
+    rows = _rows(counts, dg_RF, du_RF, dy_RD, x_RD, h_RF)
     matrices = (dw1_EFD.unbind(), dw3_EFD.unbind(), dw2_EDF.unbind())
-    for dg_Fr, du_Fr, dy_Dr, x_rD, h_rF, dw1_FD, dw3_FD, dw2_DF in zip(*rows, *matrices, strict=True):
-        torch.mm(dg_Fr, x_rD, out=dw1_FD)
-        torch.mm(du_Fr, x_rD, out=dw3_FD)
-        torch.mm(dy_Dr, h_rF, out=dw2_DF)
+    for dg_rF, du_rF, dy_rD, x_rD, h_rF, dw1_FD, dw3_FD, dw2_DF in zip(*rows, *matrices, strict=True):
+        torch.mm(dg_rF.mT, x_rD, out=dw1_FD)
+        torch.mm(du_rF.mT, x_rD, out=dw3_FD)
+        torch.mm(dy_rD.mT, h_rF, out=dw2_DF)
     return dw1_EFD.to(dtype), dw2_EDF.to(dtype), dw3_EFD.to(dtype)
 
 
-def _work(x_RD: torch.Tensor, shape_EFD: tuple[int, ...]) -> int:
+def _work(x_RD: Tensor, shape_EFD: tuple[int, ...]) -> int:
     """Multiplications in the average expert's product."""
     num_experts, hidden_dim, dim = shape_EFD
     return len(x_RD) * hidden_dim * dim // num_experts
 
 
-def _to_multiply(*tensors: torch.Tensor, work: int) -> list[torch.Tensor]:
+def _to_multiply(*tensors: Tensor, work: int) -> list[Tensor]:
     """Operands in the dtype to multiply in: small bfloat16 products take a third of the time in float32 on a CPU."""
     small = tensors[0].dtype == torch.bfloat16 and work <= _SMALL_WORK
     return [tensor.float() if small else tensor for tensor in tensors]
 
 
-def _rows(counts: list[int], *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+def _rows(counts: list[int], *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """The rows of each expert, as views, for each tensor."""
     return [x_RD[: sum(counts)].split_with_sizes(counts) for x_RD in tensors]
 
 
-def _columns(counts: list[int], *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """The rows of each expert, transposed, as views, for each tensor."""
-    return [x_RD[: sum(counts)].mT.split_with_sizes(counts, 1) for x_RD in tensors]
-
-
-def _clear_unowned(counts: list[int], *row_tensors: torch.Tensor) -> None:
+def _clear_unowned(counts: list[int], *row_tensors: Tensor) -> None:
     owned = sum(counts)
     for tensor in row_tensors:
         if owned < len(tensor):
             tensor[owned:] = 0
 
 
-def _fake(
-    x_RD: torch.Tensor, w1_EFD: torch.Tensor, *others: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake(x_RD: Tensor, w1_EFD: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     g_RF = x_RD.new_empty((x_RD.shape[0], w1_EFD.shape[1]))
     return x_RD.new_empty(x_RD.shape), g_RF, torch.empty_like(g_RF)
 
 
-def _fake_input_gradient(
-    dy_RD: torch.Tensor, g_RF: torch.Tensor, *others: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_input_gradient(dy_RD: Tensor, g_RF: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return dy_RD.new_empty(dy_RD.shape), torch.empty_like(g_RF), torch.empty_like(g_RF), torch.empty_like(g_RF)
 
 
 def _fake_weight_gradients(
-    dy_RD: torch.Tensor,
-    x_RD: torch.Tensor,
-    h_RF: torch.Tensor,
-    dg_RF: torch.Tensor,
-    du_RF: torch.Tensor,
-    counts_E: torch.Tensor,
-    *others: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dy_RD: Tensor, x_RD: Tensor, h_RF: Tensor, dg_RF: Tensor, du_RF: Tensor, counts_E: Tensor, *others: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     num_experts, dim, hidden_dim = counts_E.shape[0], x_RD.shape[1], h_RF.shape[1]
     w1_EFD = x_RD.new_empty((num_experts, hidden_dim, dim))
     return w1_EFD, x_RD.new_empty((num_experts, dim, hidden_dim)), torch.empty_like(w1_EFD)
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)  # g and u have none
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*inputs, *output[1:])
 
 
-def _gradient(
-    ctx: Any, dy_RD: torch.Tensor | None, *unused: None, backward: tuple[Any, ...]
-) -> tuple[torch.Tensor | None, ...]:
+def _gradient(ctx: Any, dy_RD: Tensor | None, *unused: None, backward: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     if dy_RD is None:
         return (None,) * len(ctx.needs_input_grad)
     x_RD, w1_EFD, w2_EDF, w3_EFD, *plan, g_RF, u_RF = ctx.saved_tensors

@@ -6,7 +6,7 @@ columns.
 
 Blocks. The plan (`torchtitan_qwen3_trn.kernels.experts.block_plan`) says which rows a block holds and which blocks an
 expert owns. Loops over experts are unrolled; the loop over an expert's blocks, or its tiles of 128 rows, runs on the
-device with bounds read from the plan, so the time follows the tokens, shapes are static, and the host never waits.
+device with bounds read from the plan, so run time grows with the tokens, shapes are static, and the host never waits.
 Rows are gathered and scattered by index; slots without a row (-1) are skipped by the DMA engines.
 
 Two cores. Both work on every expert. Results of width F are split along F between them, results of width D along D.
@@ -57,9 +57,7 @@ def experts_kernel(x_RD, w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_N
 
     Args:
         x_RD: rows in HBM, float32 or bfloat16.
-        w1_EFD: gate projections, dtype of ``x_RD``; D and F are multiples of 128.
-        w2_EDF: down projections.
-        w3_EFD: up projections.
+        w1_EFD, w2_EDF, w3_EFD: gate, down and up projections, dtype of ``x_RD``; D and F are multiples of 128.
         counts_E: int32; rows of each expert.
         first_block_E2: int32 (E + 2,); expert e owns blocks first_block_E2[e] to first_block_E2[e + 1], of which only
             tiles of 128 with rows are processed; the last pair bounds the blocks of rows without expert.
@@ -155,14 +153,8 @@ def experts_input_gradient_kernel(dy_RD, g_RF, u_RF, w1_EFD, w2_EDF, w3_EFD, cou
 
     Args:
         dy_RD: gradient of the outputs in HBM.
-        g_RF: second result of `experts_kernel`.
-        u_RF: third result of `experts_kernel`.
-        w1_EFD: as given to `experts_kernel`.
-        w2_EDF: as given to `experts_kernel`.
-        w3_EFD: as given to `experts_kernel`.
-        counts_E: as given to `experts_kernel`.
-        first_block_E2: as given to `experts_kernel`.
-        row_NS: as given to `experts_kernel`.
+        g_RF, u_RF: second and third result of `experts_kernel`.
+        w1_EFD, w2_EDF, w3_EFD, counts_E, first_block_E2, row_NS: as given to `experts_kernel`.
 
     Returns:
         ``dx_RD`` with zeros in rows without expert; gradients of g and u and the recomputed h = silu(g) u, ``(R, F)``,
@@ -238,7 +230,6 @@ def gate_and_up_backward(dy_RD, g_RF, u_RF, w2_PKC, dg_RF, du_RF, h_RF, row_NT, 
 def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NT, bounds, expert, d_start):
     """dx = dg W1 + du W3 of this core's columns, for every tile of one expert."""
     hidden, columns = dg_RF.shape[1], w1_PKC.shape[2]
-    tiles = hidden // TILE
 
     def tile(i):
         index = load_index(row_NT, i, 0)
@@ -247,10 +238,8 @@ def input_gradient(dg_RF, du_RF, w1_PKC, w3_PKC, dx_RD, row_NT, bounds, expert, 
         dx_TC = nl.ndarray((TILE, columns), dtype=dx_RD.dtype, buffer=nl.sbuf)
         for part in chunks(columns, MOVING):
             start, stop = part
-            total = nl.ndarray((TILE, stop - start), dtype=nl.float32, buffer=nl.psum)
-            for k in range(tiles):
-                nisa.nc_matmul(dst=total, stationary=dg_PKT[:, k, :], moving=w1_PKC[:, k, start:stop], accumulate=k > 0)
-            for k in range(tiles):
+            total = multiply_tiles(dg_PKT, w1_PKC, start, stop)
+            for k in range(hidden // TILE):
                 nisa.nc_matmul(dst=total, stationary=du_PKT[:, k, :], moving=w3_PKC[:, k, start:stop], accumulate=True)
             nisa.activation(dst=dx_TC[:, start:stop], op=nl.copy, data=total)
         scatter(dx_RD, index, dx_TC, d_start)
@@ -267,12 +256,9 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, f
     Args:
         dy_RD: gradient of the outputs in HBM.
         x_RD: rows as given to `experts_kernel`.
-        h_RF: fourth result of `experts_input_gradient_kernel`.
-        dg_RF: its second result.
-        du_RF: its third result.
-        counts_E: int32; rows of each expert.
-        first_block_E2: as given to `experts_kernel`; every expert owns at least one block.
-        row_NS: as given to `experts_kernel`. With S = 256 fewer sums leave PSUM; other multiples of 128 work too.
+        h_RF, dg_RF, du_RF: fourth, second and third result of `experts_input_gradient_kernel`.
+        counts_E, first_block_E2, row_NS: as given to `experts_kernel`; every expert owns at least one block. With
+            S = 256 fewer sums leave PSUM; other multiples of 128 work too.
 
     Returns:
         ``dw1_EFD``, ``dw2_EDF``, ``dw3_EFD`` in the dtype of ``x_RD``.
@@ -286,11 +272,8 @@ def experts_weight_gradients_kernel(dy_RD, x_RD, h_RF, dg_RF, du_RF, counts_E, f
     d_start, d_stop = share_of_core(dim)
     for expert in range(num_experts):
         for part in chunks(d_stop - d_start, columns_that_fit(hidden)):
-            start, stop = part
-            sums = sum_weight_gradients(
-                dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, d_start + start, stop - start
-            )
-            first, past = d_start + start, d_start + stop
+            first, past = d_start + part[0], d_start + part[1]
+            sums = sum_weight_gradients(dy_RD, x_RD, h_RF, dg_RF, du_RF, row_NS, bounds, expert, first, past - first)
             store_tiles(dw1_EFD[expert, :, first:past], sums[0], nisa.engine.scalar)
             store_tiles(dw2_EDF[expert, first:past, :], sums[1], nisa.engine.gpsimd)
             store_tiles(dw3_EFD[expert, :, first:past], sums[2], nisa.engine.scalar)

@@ -14,28 +14,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchtitan_qwen3_trn.kernels.operator import Operator
-from torchtitan_qwen3_trn.kernels.rope import (
-    LIMITS,
-    rope,
-    rope_backward,
-    rope_fake,
-    rope_gradient,
-    save_table,
-)
+from torchtitan_qwen3_trn.kernels.rope import LIMITS, rope, rope_backward, rope_fake, rope_gradient, save_table
 
 _KERNEL = "nkilib.core.embeddings.rope_hf:rope_hf"
 
 
 def _launch(
-    kernel: Callable[..., Any],
-    q_BLNH: torch.Tensor,
-    k_BLMH: torch.Tensor,
-    cos_sin_bLH: torch.Tensor,
-    *,
-    backward: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    kernel: Callable[..., Any], q_BLNH: Tensor, k_BLMH: Tensor, cos_sin_bLH: Tensor, *, backward: bool
+) -> tuple[Tensor, Tensor]:
     q_BNLH, k_BMLH = q_BLNH.transpose(1, 2).contiguous(), k_BLMH.transpose(1, 2).contiguous()
     cos_bLE, sin_bLE = cos_sin_bLH.expand(len(q_BLNH), -1, -1).to(q_BLNH.dtype).chunk(2, dim=-1)
     tables = [torch.cat((half, half), dim=-1) for half in (cos_bLE, sin_bLE)]

@@ -24,6 +24,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,10 +39,15 @@ class KernelUnavailableError(Exception):
     """The NKI kernel of an operator cannot be imported or registered here."""
 
 
+def _launch(kernel: Callable[..., Any], *args: Any) -> Any:
+    return kernel(*(arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args))
+
+
+@dataclass(kw_only=True, eq=False)
 class Operator:
     """A callable that computes the same numbers on every device.
 
-    Args:
+    Attributes:
         name: ``namespace::name`` of the custom operator; the one for Neuron is called ``namespace::name_nki``.
         reference: PyTorch implementation for any device; its annotations are the operator's schema. It must return
             new contiguous tensors and must not change its arguments.
@@ -53,36 +59,26 @@ class Operator:
         gradient: called as ``gradient(ctx, *output_gradients, backward=...)``, returns one gradient or ``None`` per
             argument. ``backward`` are the callables of the operators below, in their order.
         backward: operators for ``gradient``: their kernels behind this operator's kernel, else their references.
-        limits: what the kernel demands of sizes.
+        limits: the sizes that the kernel supports.
         launch: called as ``launch(kernel, *args)`` where the kernel's own arguments or layout differ from the
             reference's; ``kernel`` already knows on how many cores it runs.
+        portable: the reference as a custom operator, forward and backward, on any device.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        reference: Callable[..., Any],
-        fake: Callable[..., Any],
-        kernel: str,
-        save: Callable[..., None] | None = None,
-        gradient: Callable[..., Any] | None = None,
-        backward: tuple[Operator, ...] = (),
-        limits: tuple[Limit, ...] = (),
-        launch: Callable[..., Any] | None = None,
-    ) -> None:
-        self.name = name
-        self.reference = reference
-        self.kernel = kernel
-        self.backward = backward
-        self.limits = limits
-        self.launch = launch or _launch
-        self._complete = functools.partial(_complete, fake=fake, save=save, gradient=gradient)
-        portable = torch.library.custom_op(name, reference, mutates_args=())
-        self.portable = self._complete(portable, backward=tuple(each.portable for each in backward))
+    name: str
+    reference: Callable[..., Any]
+    fake: Callable[..., Any]
+    kernel: str
+    save: Callable[..., None] | None = None
+    gradient: Callable[..., Any] | None = None
+    backward: tuple[Operator, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    launch: Callable[..., Any] = _launch
+    portable: CustomOpDef = field(init=False)
 
-    portable: CustomOpDef
-    """The reference as a custom operator, forward and backward, on any device."""
+    def __post_init__(self) -> None:
+        operator = torch.library.custom_op(self.name, self.reference, mutates_args=())
+        self.portable = self._complete(operator, backward=tuple(each.portable for each in self.backward))
 
     def __call__(self, *args: Any) -> Any:
         """Compute; all tensors on one device.
@@ -106,6 +102,13 @@ class Operator:
             what = f"kernel {self.kernel} cannot be used: {type(error).__name__}: {error}"
             raise KernelUnavailableError(what) from error
 
+    def _complete(self, operator: CustomOpDef, *, backward: tuple[CustomOpDef, ...]) -> CustomOpDef:
+        operator.register_fake(self.fake)
+        if self.gradient is not None:
+            gradient = functools.partial(self.gradient, backward=backward)
+            operator.register_autograd(gradient, setup_context=self.save)
+        return operator
+
 
 def logical_core_size() -> int:
     """Physical cores per logical core (LNC): ``NEURON_LOGICAL_NC_CONFIG``, or 2, the default of Trn2 and Trn3.
@@ -117,24 +120,6 @@ def logical_core_size() -> int:
     if text not in ("1", "2"):
         raise KernelUnavailableError(f"the environment variable {_LOGICAL_CORE_SIZE} is {text!r}, expected 1 or 2")
     return int(text)
-
-
-def _launch(kernel: Callable[..., Any], *args: Any) -> Any:
-    return kernel(*(arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args))
-
-
-def _complete(
-    operator: CustomOpDef,
-    *,
-    fake: Callable[..., Any],
-    save: Callable[..., None] | None,
-    gradient: Callable[..., Any] | None,
-    backward: tuple[CustomOpDef, ...],
-) -> CustomOpDef:
-    operator.register_fake(fake)
-    if gradient is not None:
-        operator.register_autograd(functools.partial(gradient, backward=backward), setup_context=save)
-    return operator
 
 
 def _register_with_neuron(operator: Operator) -> CustomOpDef:

@@ -16,36 +16,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
-from torchtitan_qwen3_trn.kernels.rope import _rotate, _rotate_back
+from torchtitan_qwen3_trn.kernels.rope import LIMITS, rotate
 
 TILE_ROWS = 128
 """Positions whose weight gradients are summed in one row of the result. The reference sums consecutive ones. Which ones
 a kernel sums depends on the shapes, not on the number of cores."""
 
-LIMITS = (
-    Limit(size="L", multiple_of=128, per_core=True, reason="each core takes whole tiles of 128 positions"),
-    Limit(size="H", multiple_of=2, at_most=256, reason="a head is rotated as two halves"),
-)
-
 
 def _qk_norm_rope(
-    q_BLNH: torch.Tensor,
-    k_BLMH: torch.Tensor,
-    q_weight_H: torch.Tensor,
-    k_weight_H: torch.Tensor,
-    cos_sin_bLH: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q_BLNH: Tensor, k_BLMH: Tensor, q_weight_H: Tensor, k_weight_H: Tensor, cos_sin_bLH: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normalise and rotate query and key.
 
     Args:
-        q_BLNH: queries, float32 or bfloat16.
-        k_BLMH: keys, same dtype.
-        q_weight_H: weight of the queries' norm, dtype of the queries or float32.
-        k_weight_H: weight of the keys' norm, dtype of the keys or float32.
+        q_BLNH, k_BLMH: queries and keys, both float32 or both bfloat16.
+        q_weight_H, k_weight_H: weights of their norms, in that dtype or float32.
         cos_sin_bLH: float32; E cosines, then E sines, for each position. Gets no gradient.
         eps: added to the mean square.
 
@@ -59,34 +47,28 @@ def _qk_norm_rope(
         wide_BLNH = x_BLNH.to(cos_sin_bLH.dtype)
         rms_BLN = (wide_BLNH.square().mean(-1) + eps).rsqrt()
         normed_BLNH = wide_BLNH * rms_BLN[..., None] * weight_H
-        results.append((_rotate(normed_BLNH, cos_bL1E, sin_bL1E).to(x_BLNH.dtype), rms_BLN))
+        results.append((rotate(normed_BLNH, cos_bL1E, sin_bL1E).to(x_BLNH.dtype), rms_BLN))
     (q_out_BLNH, q_rms_BLN), (k_out_BLMH, k_rms_BLM) = results
     return q_out_BLNH, k_out_BLMH, q_rms_BLN, k_rms_BLM
 
 
 def _qk_norm_rope_backward(
-    dq_BLNH: torch.Tensor,
-    dk_BLMH: torch.Tensor,
-    q_BLNH: torch.Tensor,
-    k_BLMH: torch.Tensor,
-    q_weight_H: torch.Tensor,
-    k_weight_H: torch.Tensor,
-    cos_sin_bLH: torch.Tensor,
-    q_rms_BLN: torch.Tensor,
-    k_rms_BLM: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq_BLNH: Tensor,
+    dk_BLMH: Tensor,
+    q_BLNH: Tensor,
+    k_BLMH: Tensor,
+    q_weight_H: Tensor,
+    k_weight_H: Tensor,
+    cos_sin_bLH: Tensor,
+    q_rms_BLN: Tensor,
+    k_rms_BLM: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `qk_norm_rope`.
 
     Args:
-        dq_BLNH: gradient of the first output, dtype of the queries.
-        dk_BLMH: gradient of the second output.
-        q_BLNH: queries as given to forward.
-        k_BLMH: keys as given to forward.
-        q_weight_H: as given to forward.
-        k_weight_H: as given to forward.
-        cos_sin_bLH: as given to forward.
-        q_rms_BLN: third output of forward, float32.
-        k_rms_BLM: fourth output of forward, float32.
+        dq_BLNH, dk_BLMH: gradients of the first two outputs, dtype of the queries.
+        q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH: as given to `qk_norm_rope`.
+        q_rms_BLN, k_rms_BLM: its last two outputs, float32.
 
     Returns:
         Gradients of queries and keys, shaped and typed like them, and the weights' gradients ``(P, H)`` in float32, one
@@ -94,13 +76,14 @@ def _qk_norm_rope_backward(
         summation does not depend on the number of cores.
     """
     cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
+    back_bL1E = -sin_bL1E
     inputs, weights = [], []
     for dy_BLNH, x_BLNH, weight_H, rms_BLN in (
         (dq_BLNH, q_BLNH, q_weight_H, q_rms_BLN),
         (dk_BLMH, k_BLMH, k_weight_H, k_rms_BLM),
     ):
         normed_BLNH = x_BLNH.to(cos_sin_bLH.dtype) * rms_BLN[..., None]
-        unrotated_BLNH = _rotate_back(dy_BLNH.to(cos_sin_bLH.dtype), cos_bL1E, sin_bL1E)
+        unrotated_BLNH = rotate(dy_BLNH.to(cos_sin_bLH.dtype), cos_bL1E, back_bL1E)
         weights.append(_sum_in_tiles(unrotated_BLNH * normed_BLNH))
         scaled_BLNH = unrotated_BLNH * weight_H
         mean_BLN1 = (scaled_BLNH * normed_BLNH).mean(-1, keepdim=True)
@@ -108,20 +91,15 @@ def _qk_norm_rope_backward(
     return inputs[0], inputs[1], weights[0], weights[1]
 
 
-def _sum_in_tiles(x_BLNH: torch.Tensor) -> torch.Tensor:
+def _sum_in_tiles(x_BLNH: Tensor) -> Tensor:
     rows = x_BLNH.sum(2).flatten(0, 1)
     padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % TILE_ROWS))
     return padded.unflatten(0, (-1, TILE_ROWS)).sum(1)
 
 
 def _fake(
-    q_BLNH: torch.Tensor,
-    k_BLMH: torch.Tensor,
-    q_weight_H: torch.Tensor,
-    k_weight_H: torch.Tensor,
-    cos_sin_bLH: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q_BLNH: Tensor, k_BLMH: Tensor, q_weight_H: Tensor, k_weight_H: Tensor, cos_sin_bLH: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         q_BLNH.new_empty(q_BLNH.shape),
         k_BLMH.new_empty(k_BLMH.shape),
@@ -131,29 +109,29 @@ def _fake(
 
 
 def _fake_backward(
-    dq_BLNH: torch.Tensor,
-    dk_BLMH: torch.Tensor,
-    q_BLNH: torch.Tensor,
-    k_BLMH: torch.Tensor,
-    q_weight_H: torch.Tensor,
-    k_weight_H: torch.Tensor,
-    cos_sin_bLH: torch.Tensor,
-    q_rms_BLN: torch.Tensor,
-    k_rms_BLM: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq_BLNH: Tensor,
+    dk_BLMH: Tensor,
+    q_BLNH: Tensor,
+    k_BLMH: Tensor,
+    q_weight_H: Tensor,
+    k_weight_H: Tensor,
+    cos_sin_bLH: Tensor,
+    q_rms_BLN: Tensor,
+    k_rms_BLM: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tiles = -(-q_BLNH.shape[0] * q_BLNH.shape[1] // TILE_ROWS)
     weight = cos_sin_bLH.new_empty((tiles, q_BLNH.shape[-1]))
     return q_BLNH.new_empty(q_BLNH.shape), k_BLMH.new_empty(k_BLMH.shape), weight, torch.empty_like(weight)
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[2:])
     ctx.save_for_backward(*inputs[:5], *output[2:])
 
 
 def _gradient(
-    ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor, *unused: torch.Tensor, backward: tuple[Any, ...]
-) -> tuple[torch.Tensor | None, ...]:
+    ctx: Any, dq_BLNH: Tensor, dk_BLMH: Tensor, *unused: Tensor, backward: tuple[Any, ...]
+) -> tuple[Tensor | None, ...]:
     q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, q_rms_BLN, k_rms_BLM = ctx.saved_tensors
     dq_in_BLNH, dk_in_BLMH, dq_weight_PH, dk_weight_PH = backward[0](
         dq_BLNH, dk_BLMH, q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, q_rms_BLN, k_rms_BLM

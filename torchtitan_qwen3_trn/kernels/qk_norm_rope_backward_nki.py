@@ -64,15 +64,9 @@ def qk_norm_rope_backward_kernel(
     """Gradients of `qk_norm_rope_kernel`.
 
     Args:
-        dq_BLNH: gradient of the rotated queries in HBM.
-        dk_BLMH: gradient of the rotated keys.
-        q_BLNH: queries as given to forward.
-        k_BLMH: keys as given to forward.
-        q_weight_H: as given to forward.
-        k_weight_H: as given to forward.
-        cos_sin_bLH: as given to forward.
-        q_rms_BLN: third result of forward.
-        k_rms_BLM: fourth result of forward.
+        dq_BLNH, dk_BLMH: gradients of the rotated queries and keys in HBM.
+        q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH: as given to forward.
+        q_rms_BLN, k_rms_BLM: third and fourth result of forward.
 
     Returns:
         Gradients of queries and keys, like them, and of the weights, ``(R, H)`` float32: a row is the sum over all

@@ -36,10 +36,9 @@ def qk_norm_rope_kernel(q_BLNH, k_BLMH, q_weight_H, k_weight_H, cos_sin_bLH, eps
     """Normalise each head of queries and keys, then rotate.
 
     Args:
-        q_BLNH: queries in HBM, float32 or bfloat16; L a multiple of 128 times the number of cores.
-        k_BLMH: keys, same dtype.
-        q_weight_H: weight of the queries' norm, any float dtype.
-        k_weight_H: weight of the keys' norm.
+        q_BLNH, k_BLMH: queries and keys in HBM, both float32 or both bfloat16; L a multiple of 128 times the number of
+            cores.
+        q_weight_H, k_weight_H: weights of their norms, any float dtype.
         cos_sin_bLH: float32; E cosines, then E sines, for each position.
         eps: added to the mean square.
 

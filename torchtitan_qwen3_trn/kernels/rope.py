@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchtitan_qwen3_trn.kernels.limits import Limit
 from torchtitan_qwen3_trn.kernels.operator import Operator
@@ -26,68 +27,61 @@ LIMITS = (
 )
 
 
-def _rope(q_BLNH: torch.Tensor, k_BLMH: torch.Tensor, cos_sin_bLH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rope(q_BLNH: Tensor, k_BLMH: Tensor, cos_sin_bLH: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate query and key.
 
     Args:
-        q_BLNH: queries, float32 or bfloat16.
-        k_BLMH: keys, same dtype.
+        q_BLNH, k_BLMH: queries and keys, both float32 or both bfloat16.
         cos_sin_bLH: float32; E cosines, then E sines, for each position. Gets no gradient.
 
     Returns:
         Rotated queries and keys, shaped and typed like the inputs.
     """
     cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
-    return _rotate(q_BLNH, cos_bL1E, sin_bL1E), _rotate(k_BLMH, cos_bL1E, sin_bL1E)
+    return rotate(q_BLNH, cos_bL1E, sin_bL1E), rotate(k_BLMH, cos_bL1E, sin_bL1E)
 
 
-def _rope_backward(
-    dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor, cos_sin_bLH: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _rope_backward(dq_BLNH: Tensor, dk_BLMH: Tensor, cos_sin_bLH: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of `rope`'s inputs from those of its outputs: the rotation by the opposite angle.
 
     Args:
-        dq_BLNH: gradient of the rotated queries, float32 or bfloat16.
-        dk_BLMH: gradient of the rotated keys.
+        dq_BLNH, dk_BLMH: gradients of the rotated queries and keys, both float32 or both bfloat16.
         cos_sin_bLH: as given to `rope`.
 
     Returns:
         Gradients of queries and keys, shaped and typed like the arguments.
     """
     cos_bL1E, sin_bL1E = cos_sin_bLH[:, :, None].chunk(2, dim=-1)
-    return _rotate_back(dq_BLNH, cos_bL1E, sin_bL1E), _rotate_back(dk_BLMH, cos_bL1E, sin_bL1E)
+    back_bL1E = -sin_bL1E
+    return rotate(dq_BLNH, cos_bL1E, back_bL1E), rotate(dk_BLMH, cos_bL1E, back_bL1E)
 
 
-def _rotate(x_BLNH: torch.Tensor, cos_bL1E: torch.Tensor, sin_bL1E: torch.Tensor) -> torch.Tensor:
-    # addcmul would save a pass over memory but may fuse multiply and add, which rounds once less than stock does.
+def rotate(x_BLNH: Tensor, cos_bL1E: Tensor, sin_bL1E: Tensor) -> Tensor:
+    """The pairs ``(i, i + E)`` of each head rotated by an angle, given as its cosine and sine.
+
+    Computed in the dtype of ``cos_bL1E``, returned in that of ``x_BLNH``. Negative sines rotate back.
+    """
+    # Half by half and in place on fresh tensors: at these sizes the time goes into writing memory. addcmul would save
+    # another pass but may fuse multiply and add, which rounds once less than stock does.
     low_BLNE, high_BLNE = x_BLNH.to(cos_bL1E.dtype).chunk(2, dim=-1)
     new_low_BLNE = (low_BLNE * cos_bL1E).sub_(high_BLNE * sin_bL1E)
     new_high_BLNE = (high_BLNE * cos_bL1E).add_(low_BLNE * sin_bL1E)
     return torch.cat((new_low_BLNE.to(x_BLNH.dtype), new_high_BLNE.to(x_BLNH.dtype)), dim=-1)
 
 
-def _rotate_back(dy_BLNH: torch.Tensor, cos_bL1E: torch.Tensor, sin_bL1E: torch.Tensor) -> torch.Tensor:
-    low_BLNE, high_BLNE = dy_BLNH.to(cos_bL1E.dtype).chunk(2, dim=-1)
-    new_low_BLNE = (low_BLNE * cos_bL1E).add_(high_BLNE * sin_bL1E)
-    new_high_BLNE = (high_BLNE * cos_bL1E).sub_(low_BLNE * sin_bL1E)
-    return torch.cat((new_low_BLNE.to(dy_BLNH.dtype), new_high_BLNE.to(dy_BLNH.dtype)), dim=-1)
-
-
-def rope_fake(
-    q_BLNH: torch.Tensor, k_BLMH: torch.Tensor, cos_sin_bLH: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_fake(q_BLNH: Tensor, k_BLMH: Tensor, cos_sin_bLH: Tensor) -> tuple[Tensor, Tensor]:
     """Empty tensors like the results of both operators."""
     return q_BLNH.new_empty(q_BLNH.shape), k_BLMH.new_empty(k_BLMH.shape)
 
 
-def save_table(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+def save_table(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     """Keep the table, which is all that backward needs."""
     ctx.save_for_backward(inputs[2])
 
 
 def rope_gradient(
-    ctx: Any, dq_BLNH: torch.Tensor, dk_BLMH: torch.Tensor, *, backward: tuple[Any, ...]
-) -> tuple[torch.Tensor, torch.Tensor, None]:
+    ctx: Any, dq_BLNH: Tensor, dk_BLMH: Tensor, *, backward: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, None]:
     """Gradients of query and key from those of the outputs, by the one operator of ``backward``."""
     (cos_sin_bLH,) = ctx.saved_tensors
     dq_BLNH, dk_BLMH = backward[0](dq_BLNH, dk_BLMH, cos_sin_bLH)

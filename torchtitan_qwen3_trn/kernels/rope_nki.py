@@ -38,8 +38,8 @@ def rope_kernel(q_BLNH, k_BLMH, cos_sin_bLH):
     """Rotate queries and keys.
 
     Args:
-        q_BLNH: queries in HBM, float32 or bfloat16; L a multiple of 128 times the number of cores.
-        k_BLMH: keys, same dtype.
+        q_BLNH, k_BLMH: queries and keys in HBM, both float32 or both bfloat16; L a multiple of 128 times the number of
+            cores.
         cos_sin_bLH: float32; E cosines, then E sines, for each position.
 
     Returns:
@@ -68,8 +68,7 @@ def rotate_both(q_BLNH, k_BLMH, cos_sin_bLH, low_op, high_op):
     for block in range(first_block, past_last_block):
         for b in range(batch):
             if b == 0 or tables.shape[0] > 1:
-                table_PJH = nl.ndarray((PARTITIONS, positions, head_dim), dtype=nl.float32, buffer=nl.sbuf)
-                nisa.dma_copy(dst=table_PJH, src=tables[b, block])
+                table_PJH = load_block(tables[b, block])
                 psum_table_PJH = nl.ndarray((PARTITIONS, positions, head_dim), dtype=nl.float32, buffer=nl.psum)
                 nisa.tensor_copy(dst=psum_table_PJH, src=table_PJH, engine=nisa.engine.scalar)
             q_PJNH = load_block(q_in[b, block])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 _TILE = 128  # rows ranked by one triangular product; the width of the Tensor Engine
 
@@ -26,12 +27,12 @@ class Routes(NamedTuple):
         source_R: int64, index ``t K + k`` of the assignment in a row; -1 in unused rows.
     """
 
-    counts_E: torch.Tensor
-    row_TK: torch.Tensor
-    source_R: torch.Tensor
+    counts_E: Tensor
+    row_TK: Tensor
+    source_R: Tensor
 
 
-def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
+def top_k(scores_TE: Tensor, k: int) -> Tensor:
     """Indices of the k largest scores, largest first, the lower index first among equals.
 
     K rounds of maximum and comparison, because top-k operators do not define the order of equal scores. The k indices
@@ -49,7 +50,7 @@ def top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
 
 
 @torch.library.custom_op("torchtitan_qwen3_trn::top_k", mutates_args=())
-def _top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
+def _top_k(scores_TE: Tensor, k: int) -> Tensor:
     num_experts = scores_TE.shape[-1]
     expert_E = torch.arange(num_experts, dtype=torch.int32, device=scores_TE.device)
     lowest = torch.finfo(scores_TE.dtype).min  # above the -inf that marks experts already chosen
@@ -65,11 +66,11 @@ def _top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
 
 
 @_top_k.register_fake
-def _fake_top_k(scores_TE: torch.Tensor, k: int) -> torch.Tensor:
+def _fake_top_k(scores_TE: Tensor, k: int) -> Tensor:
     return scores_TE.new_empty((*scores_TE.shape[:-1], k), dtype=torch.int64)
 
 
-def routes(ids_TK: torch.Tensor, num_experts: int, *, ranks: int = 1) -> Routes:
+def routes(ids_TK: Tensor, num_experts: int, *, ranks: int = 1) -> Routes:
     """Sort assignments by expert, tokens in order within an expert.
 
     Args:
@@ -100,7 +101,7 @@ def exchange_rows(num_tokens: int, k: int, experts_per_rank: int) -> int:
     return num_tokens * min(k, experts_per_rank)
 
 
-def regroup_routes(counts_GE: torch.Tensor, rows_per_rank: int) -> Routes:
+def regroup_routes(counts_GE: Tensor, rows_per_rank: int) -> Routes:
     """Routes that regroup rows sorted by sending rank, then by expert, into rows sorted by expert.
 
     Args:
@@ -128,7 +129,7 @@ def regroup_routes(counts_GE: torch.Tensor, rows_per_rank: int) -> Routes:
     return Routes(totals_e[:-1], row_R[:, None], _inverse(row_R, len(row_R)))
 
 
-def take_rows(x_TD: torch.Tensor, plan: Routes) -> torch.Tensor:
+def take_rows(x_TD: Tensor, plan: Routes) -> Tensor:
     """Copy the token of each assignment into the assignment's row.
 
     Args:
@@ -141,7 +142,7 @@ def take_rows(x_TD: torch.Tensor, plan: Routes) -> torch.Tensor:
     return _TakeRows.apply(x_TD, plan.row_TK, plan.source_R)
 
 
-def combine_rows(y_RD: torch.Tensor, scores_TK: torch.Tensor, plan: Routes) -> torch.Tensor:
+def combine_rows(y_RD: Tensor, scores_TK: Tensor, plan: Routes) -> Tensor:
     """Sum of each token's expert outputs, weighted by its scores.
 
     Args:
@@ -157,12 +158,12 @@ def combine_rows(y_RD: torch.Tensor, scores_TK: torch.Tensor, plan: Routes) -> t
 
 class _TakeRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: torch.Tensor, row_TK: torch.Tensor, source_R: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x_TD: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
         ctx.save_for_backward(row_TK)
         return x_TD.index_select(0, _tokens(source_R, row_TK))
 
     @staticmethod
-    def backward(ctx: Any, dy_RD: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, dy_RD: Tensor) -> tuple[Tensor, None, None]:
         (row_TK,) = ctx.saved_tensors
         if row_TK.shape[1] == 1:
             return dy_RD.index_select(0, row_TK[:, 0]), None, None
@@ -174,9 +175,7 @@ class _TakeRows(torch.autograd.Function):
 
 class _CombineRows(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, y_RD: torch.Tensor, scores_TK: torch.Tensor, row_TK: torch.Tensor, source_R: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, y_RD: Tensor, scores_TK: Tensor, row_TK: Tensor, source_R: Tensor) -> Tensor:
         ctx.save_for_backward(y_RD, scores_TK, row_TK, source_R)
         wide = _wide(y_RD)
         out_TD = torch.zeros((len(row_TK), y_RD.shape[1]), dtype=wide, device=y_RD.device)
@@ -185,7 +184,7 @@ class _CombineRows(torch.autograd.Function):
         return out_TD.to(y_RD.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dout_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, dout_TD: Tensor) -> tuple[Tensor, Tensor, None, None]:
         y_RD, scores_TK, row_TK, source_R = ctx.saved_tensors
         wide = _wide(y_RD)
         dout_TD = dout_TD.to(wide)
@@ -198,11 +197,11 @@ class _CombineRows(torch.autograd.Function):
         return dy_RD.to(y_RD.dtype), dscores_TK.to(scores_TK.dtype), None, None
 
 
-def _tokens(source_R: torch.Tensor, row_TK: torch.Tensor) -> torch.Tensor:
+def _tokens(source_R: Tensor, row_TK: Tensor) -> Tensor:
     return source_R.clamp(min=0) // row_TK.shape[1]
 
 
-def _rank_within(chosen_AE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rank_within(chosen_AE: Tensor) -> tuple[Tensor, Tensor]:
     """Number of true entries of each column, and, for each entry, of true entries above it; int32.
 
     Tiles of 128 rows are ranked by a product with a triangular matrix of ones, then offset by the tiles before.
@@ -219,16 +218,16 @@ def _rank_within(chosen_AE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return totals.sum(0).int(), (within + before[:, None]).view(-1, num_experts)[:rows].int()
 
 
-def _exclusive_sum(x: torch.Tensor) -> torch.Tensor:
+def _exclusive_sum(x: Tensor) -> Tensor:
     """Sum of the entries before each one along the last dimension, int32."""
     index = torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
     return (x[..., None, :] * (index < index[:, None]).int()).sum(-1, dtype=torch.int32)
 
 
-def _inverse(row_A: torch.Tensor, rows: int) -> torch.Tensor:
+def _inverse(row_A: Tensor, rows: int) -> Tensor:
     unused_R = torch.full((rows,), -1, dtype=torch.int64, device=row_A.device)
     return unused_R.scatter(0, row_A, torch.arange(len(row_A), device=row_A.device))
 
 
-def _wide(x: torch.Tensor) -> torch.dtype:
+def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32

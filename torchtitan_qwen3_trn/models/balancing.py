@@ -40,6 +40,8 @@ def with_loss(output: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
 
 @runtime_checkable
 class _Loss(Protocol):
+    coefficient: float
+
     def take(self) -> torch.Tensor | None: ...
 
 
@@ -59,7 +61,7 @@ def log_router_loss(model_parts: Sequence[nn.Module], dims: ParallelDims, device
         mean = dist_utils.dist_sum_tensor(mean, mesh) / mesh.size()
     if dims.pp_enabled:
         mean = dist_utils.dist_sum_tensor(mean, dims.get_mesh("pp"))
-    log({"router_aux_loss": mean})
+    log({"router_aux_loss": mean, "router_aux_loss_coef": losses[0].coefficient})
 
 
 class _WithLoss(torch.autograd.Function):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import spmd_types as spmd
 import torch
 from spmd_types.runtime import get_partition_spec
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
@@ -40,14 +41,14 @@ class DocumentSDPA(ScaledDotProductAttention):
 
     def forward(
         self,
-        q_BLNH: torch.Tensor,
-        k_BLNH: torch.Tensor,
-        v_BLNH: torch.Tensor,
+        q_BLNH: Tensor,
+        k_BLNH: Tensor,
+        v_BLNH: Tensor,
         *,
-        attention_masks: torch.Tensor | None = None,
+        attention_masks: Tensor | None = None,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Attend.
 
         Args:
@@ -66,7 +67,7 @@ class DocumentSDPA(ScaledDotProductAttention):
             TypeError: if ``attention_masks`` is not a tensor but, for instance, FlexAttention's ``BlockMask``.
         """
         mask = attention_masks if self.document_mask else None
-        if mask is not None and not isinstance(mask, torch.Tensor):
+        if mask is not None and not isinstance(mask, Tensor):
             raise TypeError(
                 f"DocumentSDPA takes a boolean mask of shape (B, 1, L, L), got {type(mask).__name__}; "
                 "all attention layers of a model share one mask, so replace all of them or none"
@@ -77,24 +78,18 @@ class DocumentSDPA(ScaledDotProductAttention):
         # The SPMD checker has no rule for an untyped mask next to typed tensors; the output is sharded as the query.
         with spmd.no_typecheck():
             out_BNLH = torch.nn.functional.scaled_dot_product_attention(
-                q_BNLH,
-                k_BNLH,
-                v_BNLH,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scale,
-                enable_gqa=enable_gqa,
+                q_BNLH, k_BNLH, v_BNLH, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
             )
         if spmd.is_type_checking():
             spmd.assert_type(out_BNLH, spmd.get_local_type(q_BNLH), get_partition_spec(q_BNLH))
         return out_BNLH.transpose(1, 2)
 
 
-def document_mask(positions_BL: torch.Tensor) -> torch.Tensor:
+def document_mask(positions_BL: Tensor) -> Tensor:
     """Block-causal mask of packed rows: a query sees itself and what precedes it in its own document.
 
     A document starts wherever the position is 0, which is torchtitan's convention for every attention backend. Built
-    from a running sum and comparisons only, without gather, sort or a look at the values from the host. Every query
+    from a running sum and comparisons only, without gather or sort, and without reading values on the host. Every query
     sees at least itself, so no row is empty and the softmax is finite.
 
     Args:

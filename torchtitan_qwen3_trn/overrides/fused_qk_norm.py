@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torchtitan.config.override import derive
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.nn_modules import RMSNorm
@@ -32,8 +31,8 @@ class DeferredNorm(RMSNorm):
     class Config(RMSNorm.Config):
         """No options of its own."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """``input``, untouched."""
+    def forward(self, input: Tensor) -> Tensor:
+        """``input``, unchanged."""
         return input
 
 
@@ -55,9 +54,7 @@ class QKNormRoPE(GatherFreeRoPE):
         """Apply the weights of these modules, the queries' and the keys', which stay where they are in the model."""
         self._norms = norms  # a tuple, so that they do not become submodules of this one
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, query: Tensor, key: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Normalise and rotate ``query`` ``(B, L, N, H)`` and ``key`` ``(B, L, M, H)`` for ``positions`` ``(b, L)``.
 
         Raises:
@@ -68,7 +65,7 @@ class QKNormRoPE(GatherFreeRoPE):
         q_norm, k_norm = self._norms
         cos_sin_bLH = self._reshape_cache(query, positions).squeeze(2)
 
-        def normalise_and_rotate(*tensors: torch.Tensor) -> Any:
+        def normalise_and_rotate(*tensors: Tensor) -> Any:
             q_BLNH, k_BLMH, table_bLH = tensors
             operator = qk_norm_rope if self.config.kernel else qk_norm_rope.portable
             return operator(q_BLNH, k_BLMH, q_norm.weight, k_norm.weight, table_bLH, q_norm.eps)

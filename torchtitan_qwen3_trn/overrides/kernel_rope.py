@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import spmd_types as spmd
-import torch
 from spmd_types.runtime import get_partition_spec
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchtitan.config.override import derive
 from torchtitan.models.common.rope import CosSinRoPE
@@ -39,9 +39,7 @@ class KernelRoPE(GatherFreeRoPE):
         kernel: bool = True
         """Whether the NKI kernel runs on Neuron; false computes with PyTorch operators everywhere."""
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, query: Tensor, key: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Rotate ``query`` ``(B, L, N, H)`` and ``key`` ``(B, L, M, H)`` for ``positions`` ``(b, L)``."""
         cos_sin_bLH = self._reshape_cache(query, positions).squeeze(2)
         operator = OPERATORS[self.config.provider]
@@ -49,11 +47,8 @@ class KernelRoPE(GatherFreeRoPE):
 
 
 def on_shards(
-    operator: Callable[..., tuple[torch.Tensor, ...]],
-    q_BLNH: torch.Tensor,
-    k_BLMH: torch.Tensor,
-    cos_sin_bLH: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    operator: Callable[..., tuple[Tensor, ...]], q_BLNH: Tensor, k_BLMH: Tensor, cos_sin_bLH: Tensor
+) -> tuple[Tensor, Tensor]:
     """Call ``operator`` on each rank's own part of query and key, whichever way torchtitan represents it."""
     if not isinstance(q_BLNH, DTensor) or not isinstance(k_BLMH, DTensor):
         with spmd.no_typecheck():

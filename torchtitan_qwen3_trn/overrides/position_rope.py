@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.config.override import derive
 
@@ -15,6 +16,8 @@ from torchtitan.config.override import derive
 # Their only public users bury them in a table or in a gather; a copy here would drift unnoticed, whereas a
 # renamed helper fails at import and changed numbers fail the comparison with stock's table in the tests.
 from torchtitan.models.common.rope import CosSinRoPE, _maybe_wrap_positions, _yarn_inv_freq
+
+from torchtitan_qwen3_trn.kernels.rope import rotate
 
 
 class GatherFreeRoPE(CosSinRoPE):
@@ -32,7 +35,7 @@ class GatherFreeRoPE(CosSinRoPE):
         attention_factor: float = 1.0
         """Multiplies cos and sin: the attention factor of YaRN in Transformers' models."""
 
-    def _precompute_cache(self) -> torch.Tensor:
+    def _precompute_cache(self) -> Tensor:
         """Inverse frequencies ``(E,)``, float32 whatever the default dtype, on the default device.
 
         Always computed on the host: an accelerator's ``pow`` may be off in the last bits, and position 262,143
@@ -42,7 +45,7 @@ class GatherFreeRoPE(CosSinRoPE):
             inv_freq_E = _inverse_frequencies(self.config)
         return inv_freq_E.to(torch.get_default_device())
 
-    def _reshape_cache(self, query: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+    def _reshape_cache(self, query: Tensor, positions: Tensor | None = None) -> Tensor:
         """Cos and sin for ``positions``, side by side.
 
         Args:
@@ -61,18 +64,16 @@ class GatherFreeRoPE(CosSinRoPE):
         return _cos_sin(positions_BL, self.cache, self.config.attention_factor)
 
     @staticmethod
-    def apply_rotary_emb(
-        query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def apply_rotary_emb(query: Tensor, key: Tensor, rope_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate ``query`` and ``key`` ``(B, L, N, H)`` by ``rope_cache`` ``(B or 1, L, 1, H)``.
 
         Computed in float32, returned in the inputs' dtypes.
         """
         cos_BL1E, sin_BL1E = rope_cache.chunk(2, dim=-1)
-        return _rotate(query, cos_BL1E, sin_BL1E), _rotate(key, cos_BL1E, sin_BL1E)
+        return rotate(query, cos_BL1E, sin_BL1E), rotate(key, cos_BL1E, sin_BL1E)
 
 
-def _inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
+def _inverse_frequencies(config: CosSinRoPE.Config) -> Tensor:
     """``theta ** (-2i / dim)`` for i < dim / 2 (RoFormer, arXiv:2104.09864), YaRN-scaled if so configured."""
     if config.scaling == "llama":
         raise NotImplementedError("CosSinRoPE, and so GatherFreeRoPE, does not support scaling = 'llama'")
@@ -89,23 +90,11 @@ def _inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
     return 1.0 / config.theta ** (torch.arange(0, config.dim, 2).float() / config.dim)
 
 
-def _cos_sin(positions_BL: torch.Tensor, inv_freq_E: torch.Tensor, factor: float) -> torch.Tensor:
+def _cos_sin(positions_BL: Tensor, inv_freq_E: Tensor, factor: float) -> Tensor:
     """``(B, L, 1, H)``: cosines and sines of position times frequency, times ``factor``."""
     angles_BL1E = (positions_BL.float()[:, :, None] * inv_freq_E)[:, :, None]
     cos_sin_BL1H = torch.cat((angles_BL1E.cos(), angles_BL1E.sin()), dim=-1)
     return cos_sin_BL1H if factor == 1.0 else cos_sin_BL1H * factor
-
-
-def _rotate(x_BLNH: torch.Tensor, cos_BL1E: torch.Tensor, sin_BL1E: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs (i, i + E) of the last dimension.
-
-    Half by half and in place on fresh tensors: at these sizes the time goes into writing memory. ``addcmul`` would
-    save another pass but may fuse multiply and add, which rounds once less than stock does.
-    """
-    low_BLNE, high_BLNE = x_BLNH.float().chunk(2, dim=-1)
-    new_low_BLNE = (low_BLNE * cos_BL1E).sub_(high_BLNE * sin_BL1E)
-    new_high_BLNE = (high_BLNE * cos_BL1E).add_(low_BLNE * sin_BL1E)
-    return torch.cat((new_low_BLNE.type_as(x_BLNH), new_high_BLNE.type_as(x_BLNH)), dim=-1)
 
 
 def gather_free_rope(config: CosSinRoPE.Config) -> GatherFreeRoPE.Config:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.config.override import derive
@@ -51,7 +52,7 @@ class KernelExperts(GroupedExperts):
         super().__init__(config)
         self.block_rows, self.kernel = config.block_rows, config.kernel
 
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
         """Outputs of each row's expert.
 
         Args:
@@ -71,7 +72,7 @@ class KernelExperts(GroupedExperts):
         return y_RD.type_as(x_RD)
 
 
-def _compute_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
+def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
@@ -80,13 +81,13 @@ def _compute_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
 class _Dispatched:
     """What `StaticDispatcher.combine` needs from its ``dispatch``."""
 
-    scores_TK: torch.Tensor
+    scores_TK: Tensor
     sent: Routes
     regrouped: Routes | None
 
 
 class StaticDispatcher(AllToAllTokenDispatcher):
-    """Moves tokens to experts and back with static shapes, no sort and no look at the counts from the host.
+    """Moves tokens to experts and back with static shapes, without sorting and without reading counts on the host.
 
     With expert parallelism every rank sends every other the same number of rows, enough for the worst routing; the
     rows not needed are skipped by the experts.
@@ -97,12 +98,8 @@ class StaticDispatcher(AllToAllTokenDispatcher):
         """No options of its own."""
 
     def dispatch(
-        self,
-        x_TD: torch.Tensor,
-        topk_scores_TK: torch.Tensor,
-        topk_expert_ids_TK: torch.Tensor,
-        num_local_tokens_per_expert_E: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        self, x_TD: Tensor, topk_scores_TK: Tensor, topk_expert_ids_TK: Tensor, num_local_tokens_per_expert_E: Tensor
+    ) -> tuple[Tensor, Tensor, Any]:
         """Rows sorted by expert, rows per expert of this rank, and what `combine` needs.
 
         The counts that stock passes in are not used: they miss what a token that chose one expert twice adds.
@@ -120,7 +117,7 @@ class StaticDispatcher(AllToAllTokenDispatcher):
         metadata = _Dispatched(scores_TK=topk_scores_TK, sent=sent, regrouped=regrouped)
         return take_rows(received_RD, regrouped), regrouped.counts_E, metadata
 
-    def combine(self, routed_output_RD: torch.Tensor, metadata: Any, x_TD: torch.Tensor) -> torch.Tensor:
+    def combine(self, routed_output_RD: Tensor, metadata: Any, x_TD: Tensor) -> Tensor:
         """Expert outputs back in token order, weighted and summed, ``(T, D)``."""
         if metadata.regrouped is not None:
             regrouped = metadata.regrouped
@@ -128,7 +125,7 @@ class StaticDispatcher(AllToAllTokenDispatcher):
             routed_output_RD = self._exchange(take_rows(routed_output_RD, back))
         return combine_rows(routed_output_RD, metadata.scores_TK, metadata.sent)
 
-    def _exchange(self, rows: torch.Tensor) -> torch.Tensor:
+    def _exchange(self, rows: Tensor) -> Tensor:
         """Send each rank its equal share of ``rows``; differentiable, and waited for."""
         # torchtitan's "spmd_types" backend would exchange a list of tensors, which gloo does not have.
         return wait_tensor(all_to_all_single(rows, None, None, self.ep_mesh))
@@ -141,9 +138,7 @@ class StaticRouter(TokenChoiceTopKRouter):
     class Config(TokenChoiceTopKRouter.Config):
         """No options of its own."""
 
-    def forward(
-        self, x_BLD: torch.Tensor, expert_bias_E: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x_BLD: Tensor, expert_bias_E: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Scores and indices of the chosen experts, ``(B, L, K)`` each, and the scores of all, ``(B, L, E)``.
 
         Args:
@@ -151,14 +146,14 @@ class StaticRouter(TokenChoiceTopKRouter):
             expert_bias_E: added to the scores for choosing only.
         """
         device_type = x_BLD.device.type
-        # A CPU has no autocast to float32 and would say so every time.
+        # Autocast to float32 does not exist on the CPU and would warn on every call.
         with torch.autocast(device_type, dtype=torch.float32, enabled=device_type != "cpu"):
             scores_BLE = self.gate(x_BLD)
         scores_BLE = _SCORES[self.score_func](scores_BLE)
         chooser_BLE = scores_BLE if expert_bias_E is None else scores_BLE + expert_bias_E
         if self.num_expert_groups is not None:
             chooser_BLE = self._get_node_limited_routing_scores(chooser_BLE)
-        chosen_BLK, ids_BLK = _on_shards(_choose, chooser_BLE, scores_BLE, self.top_k)
+        chosen_BLK, ids_BLK = _choose_on_shards(chooser_BLE, scores_BLE, self.top_k)
         if self._debug_force_load_balance:
             ids_BLK, chosen_BLK = self._debug_force_load_balance_routing(scores_BLE)
         if self.route_norm:
@@ -182,31 +177,26 @@ class RouteKeepingSelectiveAC(SelectiveAC):
         return super().get_save_ops() | {torch.ops.torchtitan_qwen3_trn.top_k.default}
 
 
-_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softmax": partial(torch.nn.functional.softmax, dim=-1),
 }
 _ROUTE_NORM_EPS = 1e-20  # as stock's router
 
 
-def _choose(chooser_BLE: torch.Tensor, scores_BLE: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose(chooser_BLE: Tensor, scores_BLE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     ids_BLK = top_k(chooser_BLE, k)
     expert_E = torch.arange(scores_BLE.shape[-1], device=scores_BLE.device)
     chosen = [torch.where(expert_E == id_BL[..., None], scores_BLE, 0).sum(-1) for id_BL in ids_BLK.unbind(-1)]
     return torch.stack(chosen, dim=-1), ids_BLK
 
 
-def _on_shards(
-    choose: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-    chooser_BLE: torch.Tensor,
-    scores_BLE: torch.Tensor,
-    k: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose_on_shards(chooser_BLE: Tensor, scores_BLE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Choose on each rank's own tokens; DTensors keep their placements, which never split the experts."""
     if not isinstance(chooser_BLE, DTensor) or not isinstance(scores_BLE, DTensor):
-        return choose(chooser_BLE, scores_BLE, k)
+        return _choose(chooser_BLE, scores_BLE, k)
     mesh, placements = scores_BLE.device_mesh, scores_BLE.placements
-    local = choose(chooser_BLE.redistribute(placements=placements).to_local(), scores_BLE.to_local(), k)
+    local = _choose(chooser_BLE.redistribute(placements=placements).to_local(), scores_BLE.to_local(), k)
     chosen_BLK, ids_BLK = (DTensor.from_local(part, mesh, placements, run_check=False) for part in local)
     return chosen_BLK, ids_BLK
 

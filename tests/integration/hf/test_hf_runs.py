@@ -13,7 +13,7 @@ from conftest import EXAMPLES, ROOT
 from hf_checkpoints import write_checkpoint
 from launch import train
 
-from torchtitan_qwen3_trn.plugins import ROUTES, installed_plugins
+from torchtitan_qwen3_trn.plugins import installed_plugins, installed_routes, plugins_of_route
 from torchtitan_qwen3_trn.weights.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -42,12 +42,12 @@ def test_the_finetune_example_starts_at_the_loss_of_the_checkpoint_and_exports_i
     assert "BF16" in findings[1].detail
 
 
-@pytest.mark.parametrize("backend", ROUTES)
+@pytest.mark.parametrize("backend", ["native", "huggingface_v5", "nki_moe"])
 def test_the_same_job_file_runs_on_every_route(tmp_path, backend):
     settings = ["--training.mixed_precision_param", "float32"]
     job = EXAMPLES / "qwen3_4b_hf.toml"
     run = train("--job.config_file", job, "--model.backend", backend, *settings, cwd=tmp_path)
-    absent = [name for name in ROUTES[backend] if name not in installed_plugins()]
+    absent = [name for name in plugins_of_route(installed_routes()[backend][0]) if name not in installed_plugins()]
     if absent:
         assert run.status != 0
         assert f"{backend!r} needs the plugin {absent[0]!r}" in run.log

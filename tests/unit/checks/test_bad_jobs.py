@@ -55,7 +55,7 @@ BAD_KEYS = [
     ("[optimizer]\nlr = -1.0", ["optimizer.lr: -1.0"]),
     ("[optimizer]\nbetas = [0.9, 1.5]", ["optimizer.betas"]),
     ("[optimizer]\nbetas = [0.9]", ["optimizer.betas: expected a list of 2 numbers, found the list [0.9]"]),
-    (GROUP.format("(", "AdamW", ""), ["optimizer.param_groups[0].pattern: '(' is no regular expression"]),
+    (GROUP.format("(", "AdamW", ""), ["optimizer.param_groups[0].pattern: '(' is not a regular expression"]),
     (GROUP.format(".*", "SGD", ""),
      ["optimizer.param_groups[0].optimizer_name: torchtitan has no optimizer 'SGD'", "AdamW"]),
     (GROUP.format(".*", "AdamW", "lrr = 1.0"),
@@ -158,7 +158,7 @@ def test_degrees_must_multiply_to_the_world_size(parse_job):
 
 
 UNREADABLE = [
-    (None, "no such file"),
+    (None, "does not exist"),
     ("directory", "is a directory"),
     (b"[training\nsteps = 1", "line 1, column 10"),
     (b"\xff\xfe[training]", "not UTF-8"),
@@ -394,3 +394,19 @@ def test_job_without_a_launcher_is_told_to_use_one(write_job, monkeypatch, capsy
         ConfigManager().parse_args(["--job.config_file", str(write_job(base=TINY_MODEL))])
     assert stop.value.code == 2
     assert "torchrun" in capsys.readouterr().err
+
+
+def test_size_of_the_host_in_the_environment_must_be_a_number(parse_job, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
+    outcome = parse_job()
+    assert outcome.status == 2
+    assert "LOCAL_WORLD_SIZE: 'two' is not a number of ranks" in outcome.message
+
+
+def test_folder_that_the_system_refuses_is_a_message(parse_job):
+    name = "x" * 300  # longer than any file system allows
+    outcome = parse_job(f"[job]\ndump_folder = '{name}'\n")
+    assert outcome.status == 2
+    assert "job.dump_folder" in outcome.message
+    assert "cannot be used: File name too long" in outcome.message
+    assert "Error" not in outcome.message

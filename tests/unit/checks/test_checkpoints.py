@@ -74,7 +74,7 @@ def test_a_named_folder_that_is_no_checkpoint_is_reported(parse_job, saved):
     (step / ".metadata").unlink()
     outcome = parse_job(jobs["checkpoint.initial_load_path"])
     assert outcome.status == 2
-    assert f"{step} is no training checkpoint" in outcome.message
+    assert f"{step} is not a training checkpoint" in outcome.message
     assert "checkpoint.initial_load_in_hf" in outcome.message
 
 

@@ -149,7 +149,10 @@ def test_auto_falls_back_once_with_the_reason(parse_job, monkeypatch):
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        ('[plugins.nki-rope]\nprovider = "nkilib"\nfused_qk_norm = true', 'choose "ours", or fused_qk_norm = false'),
+        (
+            '[plugins.nki-rope]\nprovider = "nkilib"\nfused_qk_norm = true',
+            '"ours", or plugins.nki-rope.fused_qk_norm = false',
+        ),
         (
             "[plugins.nki-rope]\nfused_qk_norm = true\n[parallelism]\ntensor_parallel_degree = 2",
             "tensor_parallel_degree",

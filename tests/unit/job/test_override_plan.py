@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
@@ -9,6 +10,7 @@ import pytest
 from torchtitan.config.override import clear_overrides
 from torchtitan.models.common.attention import FlexAttention
 
+from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.hooks import NodeOverride
 from torchtitan_qwen3_trn.job import override_plan
 from torchtitan_qwen3_trn.job.override_plan import plan_overrides
@@ -17,7 +19,7 @@ from torchtitan_qwen3_trn.plugins import Installed, LoadedPlugin
 
 ENTRY_POINT = EntryPoint(name="x", value="x", group="torchtitan.plugins")
 PLUGIN = LoadedPlugin(
-    installed=Installed(kind="plugin", name="x", distribution="y", version="1", entry_point=ENTRY_POINT),
+    installed=Installed(kind="plugin", name="x", entry_point=ENTRY_POINT),
     module=ModuleType("x"),
 )
 
@@ -39,9 +41,8 @@ def planned(parse_job):
         config = parse_job('[plugins]\ndisable = ["gather-free-rope"]').config
         config.override.imports = []
         wanted = NodeOverride(target=FlexAttention.Config, factory=sdpa, fqns=fqns)
-        made = plan_overrides([(PLUGIN, wanted)], config)
-        assert not made.problems
-        return config.override.imports, made.counts
+        counts, _ = plan_overrides([(PLUGIN, wanted)], config)
+        return config.override.imports, counts
 
     return plan
 
@@ -57,6 +58,20 @@ def test_the_same_request_twice_is_registered_once(planned):
 def test_another_selection_in_one_process_gets_another_name(planned):
     names = [planned(fqns)[0][0] for fqns in (None, ["layers.0"], ["layers.1"])]
     assert len(set(names)) == 3
+
+
+def test_a_factory_that_fails_is_charged_to_the_plugin_of_this_job(parse_job):
+    config = parse_job('[plugins]\ndisable = ["gather-free-rope"]').config
+    wanted = NodeOverride(target=FlexAttention.Config, factory=_broken)
+    for name in ("first", "second"):
+        config.override.imports = []
+        plugin = replace(PLUGIN, installed=replace(PLUGIN.installed, name=name))
+        with pytest.raises(JobError, match=rf"plugin {name} .*factory _broken raised ValueError: no"):
+            plan_overrides([(plugin, wanted)], config)
+
+
+def _broken(config):
+    raise ValueError("no")
 
 
 def test_a_module_name_selects_what_is_below_it_and_nothing_else(parse_job):

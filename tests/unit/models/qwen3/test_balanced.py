@@ -150,4 +150,4 @@ def test_the_logged_loss_is_the_sum_over_parts_and_stages_and_logged_once(monkey
     monkeypatch.setattr(balancing.dist_utils, "dist_sum_tensor", other_stage)
     balancing.log_router_loss(parts, dims, torch.device("cpu"), log)
     assert summed == ["pp"]
-    assert logged == [{"router_aux_loss": here + 0.25}]
+    assert logged == [{"router_aux_loss": here + 0.25, "router_aux_loss_coef": parts[0].router_loss.coefficient}]
