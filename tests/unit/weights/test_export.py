@@ -199,6 +199,15 @@ def test_a_restarted_run_keeps_the_export_it_has_written_and_no_other_folder(par
     assert "export/step-2: exists already" in parse_job(job).message
 
 
+def test_a_model_without_a_state_dict_adapter_is_refused_in_one_message(parse_job, tmp_path):
+    config = parse_job(JOB.format(folder=tmp_path, options="")).config
+    config.model_spec.state_dict_adapter = None
+    trainer = SimpleNamespace(model_config=config.model_spec.model, model_parts=[])
+    with pytest.raises(JobError, match="comes without a state dict adapter"):
+        export_job.export_model(trainer, config, 2, folder="export", max_shard_size="5GB", drop_expert_bias=False)
+    assert not (tmp_path / "export").exists()
+
+
 def test_a_job_that_trains_an_expert_bias_is_refused_unless_it_says_so(parse_job, tmp_path):
     base = TINY_MODEL.replace("[model]", "[model]\nnum_experts = 8\ntop_k = 2\nmoe_hidden_dim = 32")
     refused = parse_job(JOB.format(folder=tmp_path, options=""), base=base)
