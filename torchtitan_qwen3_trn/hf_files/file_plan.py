@@ -1,4 +1,4 @@
-"""The files of an export before any tensor is there: names, headers, and where each tensor goes."""
+"""The files of an export, planned from shapes alone: names, headers, and where each tensor goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a checkpoint folder that somebody else wrote: nothing outside the folder is opened, nothing is executed."""
+"""Files of a checkpoint folder from an untrusted source: nothing outside the folder is opened, nothing is executed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def file_problem(path: Path) -> Problem | None:
 
 
 def links_out(folder: Path) -> list[Problem]:
-    """The symbolic links in subfolders of ``folder`` that lead out of it; into the cache's ``blobs/`` they may lead."""
+    """The symbolic links in subfolders of ``folder`` that lead out of it; the cache's ``blobs/`` are allowed."""
     roots = _roots(folder)
     links = sorted(path for path in folder.rglob("*") if path.is_symlink() and path.parent != folder)
     targets = {path: path.resolve() for path in links}
@@ -58,22 +58,21 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if problem := file_problem(path):
         raise JobError([problem])
+    fix = "download it again"
     try:
         size = path.stat().st_size
-        if size > _JSON_LIMIT:
+        if size <= _JSON_LIMIT:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(found, dict):
+                return found
+            what = f"must hold a JSON object, got a {type(found).__name__}"
+        else:
             what = f"has {size} bytes, but at most {_JSON_LIMIT} are read"
-            raise JobError([Problem(str(path), what, "download it again")])
-        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        fix = "point to the folder of a Hugging Face checkpoint"
-        raise JobError([Problem(str(path), f"cannot be read ({error.strerror or error})", fix)]) from error
+        what, fix = f"cannot be read ({error.strerror or error})", "point to the folder of a Hugging Face checkpoint"
     except (ValueError, RecursionError) as error:
-        raise JobError([Problem(str(path), f"is not JSON ({error})", "download it again")]) from error
-    if not isinstance(found, dict):
-        raise JobError(
-            [Problem(str(path), f"must hold a JSON object, got a {type(found).__name__}", "download it again")]
-        )
-    return found
+        what = f"is not JSON ({error})"
+    raise JobError([Problem(str(path), what, fix)])
 
 
 def weight_files(folder: Path) -> tuple[list[Path], list[Problem]]:

@@ -50,7 +50,7 @@ class TensorHeader:
 def check_tensors(
     folder: Path, expected: Mapping[str, Sequence[int]], *, ignores: Callable[[str], bool] = lambda name: False
 ) -> list[Problem]:
-    """What keeps the weights in ``folder`` from being those of a model with the tensors ``expected``.
+    """Why the weights in ``folder`` are not those of a model with the tensors ``expected``; headers are read only.
 
     Args:
         folder: the checkpoint's folder.

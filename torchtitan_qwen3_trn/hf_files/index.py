@@ -18,7 +18,7 @@ _SAME_REVISION = "download index and files from the same revision"
 
 
 def index_problems(folder: Path, files: Set[str], stored_in: Mapping[str, str]) -> list[Problem]:
-    """What the index of ``folder`` says that is not so; nothing if there is no index.
+    """Statements of the index of ``folder`` that are not true of its files; none if there is no index.
 
     Args:
         folder: the checkpoint's folder.
@@ -62,7 +62,7 @@ def total_size_problems(folder: Path, stored: int) -> list[Problem]:
 
 
 def file_numbers(folder: str | None, names: Set[str]) -> dict[str, int] | None:
-    """The number of the safetensors file, from 1, that stock's export writes each tensor to: as in ``folder``'s index.
+    """Number, from 1, of the safetensors file that stock's export writes each tensor to, as in the index of ``folder``.
 
     Stock's writer needs exactly the tensors of the model, and numbers without gaps. So names that the model lacks are
     left out and files renumbered; names that the index lacks (an untied ``lm_head``) go to the last file.

@@ -1,4 +1,4 @@
-"""Whether files repeat a tied tensor unchanged: of two different ones, training would keep only the first."""
+"""Whether a tied tensor that files contain equals its source; if not, training would silently ignore it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading safetensors into a model with little more resident than the model."""
+"""Reading safetensors into a model with little more in memory than the model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_THREADS = 4
 
 
 class WindowedReader(HuggingFaceStorageReader):
-    """PyTorch's reader, which closes the files after every window and reads several windows at once.
+    """PyTorch's reader, but the files are closed after every window, and several windows are read at once.
 
     safetensors maps a file into memory, and pages once read stay resident until the file is closed. Reading a whole
-    file in one go therefore costs its size on top of the model's. Pages are fetched, converted and copied by threads:
-    as many as there are cores for each rank of this host, at most four.
+    file at once therefore needs its size in memory on top of the model's. Threads read, convert and copy: as many as
+    there are cores for each rank of this host, at most four.
     """
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -38,6 +38,20 @@ class WindowedReader(HuggingFaceStorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+
+class WindowedLoading:
+    """What makes torchtitan's checkpointer read with a `WindowedReader`; a base class of state dict adapters."""
+
+    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> HuggingFaceStorageReader:
+        """A reader that keeps little of the files resident.
+
+        Raises:
+            ValueError: quantized files are asked for.
+        """
+        if from_quantized:
+            raise ValueError("checkpoint.initial_load_in_hf_quantized: quantized weights cannot be trained here")
+        return WindowedReader(path)
 
 
 def _threads() -> int:
@@ -60,7 +74,7 @@ def _windows(items: list[ReadItem]) -> Iterator[list[ReadItem]]:
 
 
 def _parts(item: ReadItem) -> Iterator[ReadItem]:
-    """A large tensor's rows by the window."""
+    """``item``, with a large tensor's rows divided into windows."""
     if not item.lengths:
         yield item
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
@@ -24,7 +25,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
-from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.layout import layout_of
+from torchtitan_qwen3_trn.weights.folder_assets import write_assets
 from torchtitan_qwen3_trn.weights.folder_check import check_export
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, write_manifest
 from torchtitan_qwen3_trn.weights.publish import Draft
@@ -71,42 +74,35 @@ def export(state_dict: Mapping[str, Any], wanted: Export, *, planner: DefaultSav
         JobError: on every rank, with what went wrong on any; nothing is published then and nothing is left behind.
     """
     started = time.monotonic()
-    first = _rank() == 0
-    layout, class_name = in_agreement(lambda: layout_and_class(wanted.config))
+    layout = in_agreement(lambda: layout_of(build_on_meta(wanted.config)))
     nbytes = sum(math.prod(shape) for shape in layout.shapes.values()) * wanted.dtype.itemsize
-    draft = in_agreement(lambda: Draft(wanted.destination) if first else None)
-    try:
+    with on_rank_zero(lambda: Draft(wanted.destination)) or contextlib.nullcontext() as draft, _progress_bar() as bar:
         folder = from_rank_zero(draft.folder if draft else Path())
         in_agreement(lambda: _require_visible(folder))
-        in_agreement(lambda: _prepare(folder, wanted, class_name, nbytes) if first else None)
-        with _progress_bar(first) as bar:
-            task = bar.add_task("export", total=nbytes / _world_size())
-            writer = InPlaceWriter(
-                folder,
-                expected=layout.shapes,
-                dtype=wanted.dtype,
-                limit=wanted.limit,
-                progress=lambda written: bar.advance(task, written),
-            )
-            try:
-                save(dict(state_dict), storage_writer=writer, planner=planner or DefaultSavePlanner())
-            except CheckpointException as error:
-                # The same fault on several ranks is one problem.
-                found = [problem for cause, _ in error.failures.values() for problem in problems_of(cause, folder)]
-                raise JobError(dict.fromkeys(found), "export") from error
+        on_rank_zero(lambda: _prepare(folder, wanted, nbytes))
+        task = bar.add_task("export", total=nbytes / _world_size())
+        writer = InPlaceWriter(
+            folder,
+            expected=layout.shapes,
+            dtype=wanted.dtype,
+            limit=wanted.limit,
+            progress=lambda written: bar.advance(task, written),
+        )
+        try:
+            save(dict(state_dict), storage_writer=writer, planner=planner or DefaultSavePlanner())
+        except CheckpointException as error:
+            # The same fault on several ranks is one problem.
+            found = [problem for cause, _ in error.failures.values() for problem in problems_of(cause, folder)]
+            raise JobError(dict.fromkeys(found), "export") from error
         checksums = _checksums(folder, writer.checksums)
         in_agreement(lambda: _complete(draft, wanted, checksums) if draft else None)
-    except BaseException:
-        if draft is not None:
-            draft.discard()
-        raise
-    if first:
+    if draft:
         seconds = time.monotonic() - started
         logger.info("Exported to %s in %.1f s (%.2f GB)", wanted.destination, seconds, nbytes / 1e9)
 
 
 def in_agreement(action: Callable[[], _T]) -> _T:
-    """The result of ``action``, if it succeeded on every rank.
+    """The result of ``action``, if it succeeded on every rank. A collective.
 
     Raises:
         JobError: on every rank, with what failed on any.
@@ -123,12 +119,14 @@ def in_agreement(action: Callable[[], _T]) -> _T:
     return result
 
 
+def on_rank_zero(action: Callable[[], _T]) -> _T | None:
+    """`in_agreement` with an action that only rank 0 takes; ``None`` on the others."""
+    return in_agreement(lambda: action() if _rank() == 0 else None)
+
+
 def from_rank_zero(value: _T) -> _T:
-    """What rank 0 has passed, on every rank."""
-    values = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(values, src=0)
-    return values[0]
+    """The ``value`` of rank 0, on every rank. A collective."""
+    return _from_all_ranks(value)[0]
 
 
 def problems_of(error: BaseException, folder: Path | None = None) -> list[Problem]:
@@ -156,7 +154,7 @@ def _world_size() -> int:
 
 
 def _from_all_ranks(value: _T) -> list[_T]:
-    """What each rank has passed, on every rank."""
+    """The ``value`` of each rank, on every rank."""
     values = [value] * _world_size()
     if dist.is_initialized():
         dist.all_gather_object(values, value)
@@ -169,12 +167,12 @@ def _require_visible(folder: Path) -> None:
         raise JobError([Problem("export", what, "export to a folder that all hosts share")])
 
 
-def _prepare(folder: Path, wanted: Export, class_name: str, nbytes: int) -> None:
+def _prepare(folder: Path, wanted: Export, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         what = f"the disk is full: {nbytes} bytes are to be written and {free} are free"
         raise JobError([Problem(str(folder.parent), what, "free space, or choose another folder")])
-    write_assets(folder, wanted.config, class_name=class_name, dtype=wanted.dtype, source=wanted.assets)
+    write_assets(folder, wanted.config, dtype=wanted.dtype, source=wanted.assets)
 
 
 def _checksums(folder: Path, known: dict[str, str]) -> dict[str, str]:
@@ -194,8 +192,8 @@ def _complete(draft: Draft, wanted: Export, checksums: dict[str, str]) -> None:
     draft.publish()
 
 
-def _progress_bar(first: bool) -> Progress:
-    """A progress bar on standard error of the first rank, if that is a terminal."""
+def _progress_bar() -> Progress:
+    """A progress bar on standard error of rank 0, if that is a terminal."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(file=sys.stderr)
-    return Progress("export", *columns, console=console, disable=not (first and console.is_terminal))
+    return Progress("export", *columns, console=console, disable=_rank() != 0 or not console.is_terminal)

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.folder import file_problem
-from torchtitan_qwen3_trn.models.hf.build import build_on_meta
-from torchtitan_qwen3_trn.models.hf.layout import Layout, layout_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,23 +32,12 @@ _TOKENIZER = (
 _GENERATION = "generation_config.json"
 
 
-def layout_and_class(config: PreTrainedConfig) -> tuple[Layout, str]:
-    """The files' tensors of the model ``config`` describes, and the name of its Transformers class.
-
-    Raises:
-        JobError: Transformers cannot build it.
-    """
-    model = build_on_meta(config, document_mask=True, experts="eager")
-    return layout_of(model), type(model).__name__
-
-
 def assets_problems(source: Path) -> list[Problem]:
     """Files of ``source`` that `write_assets` must not copy, such as links out of the folder or to nothing."""
-    found = [file_problem(source / name) for name in (*_TOKENIZER, _GENERATION)]
-    return [problem for problem in found if problem is not None]
+    return [problem for name in (*_TOKENIZER, _GENERATION) if (problem := file_problem(source / name))]
 
 
-def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dtype: torch.dtype, source: Path) -> None:
+def write_assets(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, source: Path) -> None:
     """Write config.json of the model ``config`` to ``folder``, and what else ``source`` has beside its weights.
 
     Rotary settings and experts are written under the keys of Transformers 5 and of Transformers 4, which would
@@ -63,25 +51,23 @@ def write_assets(folder: Path, config: PreTrainedConfig, *, class_name: str, dty
         raise JobError(problems)
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(config)
-    config.architectures, config.dtype, config.use_cache = [class_name], dtype, True
-    values = config.to_diff_dict() | {"architectures": [class_name], "dtype": _name(dtype), "torch_dtype": _name(dtype)}
+    architectures, kind = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]], str(dtype).removeprefix("torch.")
+    config.architectures, config.dtype, config.use_cache = architectures, dtype, True
+    values = config.to_diff_dict() | {"architectures": architectures, "dtype": kind, "torch_dtype": kind}
     values |= _older_rotary_keys(config)
     # Transformers 5 writes the count of experts under another name than published files and Transformers 4 have.
     values |= {old: values[new] for old, new in config.attribute_map.items() if new in values and old not in values}
     _write_json(folder / "config.json", values)
-    for name in _TOKENIZER:
-        _copy(source / name, folder)
-    if not _copy(source / _GENERATION, folder):
+    for file in (source / name for name in (*_TOKENIZER, _GENERATION)):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    if not (source / _GENERATION).is_file():
         _write_json(folder / _GENERATION, _generation(config, source).to_diff_dict())
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether Transformers finds a tokenizer in ``folder``."""
     return (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _older_rotary_keys(config: PreTrainedConfig) -> dict[str, Any]:
@@ -103,13 +89,6 @@ def _generation(config: PreTrainedConfig, source: Path) -> GenerationConfig:
         except Exception as error:  # a damaged tokenizer is no reason to lose an export
             logger.warning("%s will name no end token: the tokenizer cannot be loaded (%s)", _GENERATION, error)
     return generation
-
-
-def _copy(path: Path, folder: Path) -> bool:
-    if not path.is_file():
-        return False
-    shutil.copyfile(path, folder / path.name)
-    return True
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

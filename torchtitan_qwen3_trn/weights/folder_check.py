@@ -18,7 +18,7 @@ from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 
 
 def check_export(folder: Path, config: PreTrainedConfig) -> list[Problem]:
-    """What keeps ``folder`` from being a faithful export of the model ``config`` describes; the cheap checks only."""
+    """Where the export ``folder`` differs from the model ``config`` describes; the cheap checks only."""
     try:
         layout = layout_of_folder(folder)
         written = from_folder(folder)
@@ -38,11 +38,9 @@ def layout_of_folder(folder: Path) -> Layout:
         JobError: config.json cannot be used, or has more layers or experts than there are tensors.
     """
     found, problems = read_headers(folder)
-    if problems:
+    if problems := problems or count_problems(folder, len(found)):
         raise JobError(problems)
-    if problems := count_problems(folder, len(found)):
-        raise JobError(problems)
-    return layout_of(build_on_meta(from_folder(folder), document_mask=True, experts="eager"))
+    return layout_of(build_on_meta(from_folder(folder)))
 
 
 def count_problems(folder: Path, tensors: int) -> list[Problem]:

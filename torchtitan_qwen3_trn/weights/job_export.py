@@ -1,25 +1,26 @@
-"""The export of a training job: when, where to, and what keeps it from being faithful."""
+"""The export of a training job: its destination, its tensors, and the files that a later export needs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.hf_files.file_plan import parse_size
 from torchtitan_qwen3_trn.hf_files.folder import read_json
-from torchtitan_qwen3_trn.launch import is_rank_zero, is_simulated
+from torchtitan_qwen3_trn.launch import is_simulated
 from torchtitan_qwen3_trn.models.described_spec import hf_config_of
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS, moved_expert_biases
-from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement
-from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
+from torchtitan_qwen3_trn.weights.export import Export, export, from_rank_zero, in_agreement, on_rank_zero
+from torchtitan_qwen3_trn.weights.folder_assets import write_assets
 from torchtitan_qwen3_trn.weights.manifest import MANIFEST, manifest_problems
 from torchtitan_qwen3_trn.weights.publish import clear_leftovers
 
@@ -51,8 +52,9 @@ def export_model(
         logger.info("No export: the other ranks of this job are simulated, and so are their weights")
         return
     target, facts = destination(config, folder, step), facts_of(config, step)
-    if _on_rank_zero(lambda: is_export(target, facts)):
-        in_agreement(lambda: clear_leftovers(target) if is_rank_zero() else None)
+    # Shared file systems may show other ranks an older state.
+    if from_rank_zero(on_rank_zero(lambda: is_export(target, facts))):
+        on_rank_zero(lambda: clear_leftovers(target))
         logger.info("%s holds this job's export of step %d from before a restart and is kept", target, step)
         return
     wanted = in_agreement(
@@ -82,16 +84,15 @@ def keep_assets(config: JobConfig, step: int) -> None:
 
     def write() -> None:
         hf_config = hf_config_of(config.model_spec)
-        _, class_name = layout_and_class(hf_config)
         dtype = TORCH_DTYPE_MAP[config.checkpoint.export_dtype]
         try:
-            write_assets(folder, hf_config, class_name=class_name, dtype=dtype, source=Path(config.hf_assets_path))
+            write_assets(folder, hf_config, dtype=dtype, source=Path(config.hf_assets_path))
         except OSError as error:
             what = f"cannot be written ({error.strerror or error}), and exporting this checkpoint later needs it"
             fix = "free space, or correct the folder; the checkpoint itself is complete"
             raise JobError([Problem(str(error.filename or folder), what, fix)]) from error
 
-    in_agreement(lambda: write() if is_rank_zero() else None)
+    on_rank_zero(write)
 
 
 def without_expert_bias(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,9 +113,11 @@ def _tensors(trainer: Trainer, config: JobConfig, *, drop_expert_bias: bool) -> 
     state_dict = {key: value for part in trainer.model_parts for key, value in part.state_dict().items()}
     if drop_expert_bias:
         state_dict = without_expert_bias(state_dict)
-    adapter = _spec(config).state_dict_adapter(trainer.model_config, None)
+    adapter = cast(ModelSpec, config.model_spec).state_dict_adapter
+    if adapter is None:
+        raise JobError([Problem("model", "comes without a state dict adapter, which Hugging Face files need")])
     with torch.no_grad():
-        return adapter.to_hf(state_dict)
+        return adapter(trainer.model_config, None).to_hf(state_dict)
 
 
 def facts_of(config: JobConfig, step: int) -> dict[str, Any]:
@@ -134,17 +137,6 @@ def is_export(folder: Path, facts: Mapping[str, Any]) -> bool:
     return all(manifest.get(key) == facts[key] for key in ("step", "model"))
 
 
-def _on_rank_zero(action: Callable[[], bool]) -> bool:
-    """The result of ``action`` on rank 0, on every rank: shared file systems may show other ranks an older state."""
-    return from_rank_zero(in_agreement(lambda: action() if is_rank_zero() else False))
-
-
 def destination(config: JobConfig, folder: str, step: int) -> Path:
     """Where the export of ``step`` goes."""
     return Path(config.dump_folder, folder, f"step-{step}")
-
-
-def _spec(config: JobConfig) -> Any:
-    if config.model_spec is None:
-        raise JobError([Problem("model", "the job has no model")])
-    return config.model_spec

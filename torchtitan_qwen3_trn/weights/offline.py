@@ -25,7 +25,7 @@ from torchtitan_qwen3_trn.hf_files.tying import tying_problems
 from torchtitan_qwen3_trn.models.hf_config import from_folder
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import EXPERT_BIAS
 from torchtitan_qwen3_trn.weights.export import Export, export, problems_of
-from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class, write_assets
+from torchtitan_qwen3_trn.weights.folder_assets import write_assets
 from torchtitan_qwen3_trn.weights.folder_check import layout_of_folder
 from torchtitan_qwen3_trn.weights.job_export import ASSETS, without_expert_bias
 from torchtitan_qwen3_trn.weights.publish import Draft
@@ -100,21 +100,20 @@ def import_folder(folder: Path, checkpoint: Path, *, route: Route = "native") ->
         raise JobError(problems, str(folder))
     config = from_folder(folder)
     published = _Folder(folder, found, meta_model(route, config, folder))
-    state_dict = published.state_dict()
-    draft = Draft(checkpoint)
+    state_dict = {key: published.on_meta(key) for key in published.model.state_dict}
     try:
-        # A file per tensor: stock's writer keeps the tensors of a file in memory until the file is complete.
-        writer = FileSystemWriter(draft.folder, single_file_per_rank=False, sync_files=True)
-        save(state_dict, storage_writer=writer, planner=_LazyPlanner(published.read), no_dist=True)
-        dtype, class_name = next(iter(state_dict.values())).dtype, layout_and_class(config)[1]
-        write_assets(draft.folder / ASSETS, config, class_name=class_name, dtype=dtype, source=folder)
-        draft.publish()
-    except BaseException as error:
-        draft.discard()
+        with Draft(checkpoint) as draft:
+            # A file per tensor: stock's writer keeps the tensors of a file in memory until the file is complete.
+            writer = FileSystemWriter(draft.folder, single_file_per_rank=False, sync_files=True)
+            save(state_dict, storage_writer=writer, planner=_LazyPlanner(published.read), no_dist=True)
+            dtype = next(iter(state_dict.values())).dtype
+            write_assets(draft.folder / ASSETS, config, dtype=dtype, source=folder)
+            draft.publish()
+    except (CheckpointException, OSError) as error:
         cause = cause_of(error) if isinstance(error, CheckpointException) else error
-        if isinstance(error, CheckpointException | OSError) and isinstance(cause, Exception):
-            raise JobError(problems_of(cause, checkpoint), "import") from error
-        raise
+        if not isinstance(cause, Exception):
+            raise
+        raise JobError(problems_of(cause, checkpoint), "import") from error
 
 
 def read_tensor(folder: Path, found: Mapping[str, TensorHeader], name: str) -> torch.Tensor:
@@ -144,9 +143,11 @@ class _Folder:
     found: Mapping[str, TensorHeader]
     model: MetaModel
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The model's tensors on the meta device, in the types that the files have."""
-        return {key: self._on_meta(key, value) for key, value in self.model.state_dict.items()}
+    def on_meta(self, key: str) -> torch.Tensor:
+        """A tensor of the checkpoint on the meta device, in the type that the files have."""
+        bias = EXPERT_BIAS.fullmatch(key)
+        dtype = torch.float32 if bias else DTYPES[self.found[self._sources(key)[0]].dtype]
+        return torch.empty(self.model.state_dict[key].shape, device="meta", dtype=dtype)
 
     def read(self, key: str) -> torch.Tensor:
         """A tensor of the checkpoint, made of tensors of the files; the expert bias is zero."""
@@ -155,11 +156,6 @@ class _Folder:
         tensors = {name: read_tensor(self.path, self.found, name) for name in self._sources(key)}
         return self.model.adapter.from_hf(tensors)[key]
 
-    def _on_meta(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        bias = EXPERT_BIAS.fullmatch(key)
-        dtype = torch.float32 if bias else DTYPES[self.found[self._sources(key)[0]].dtype]
-        return torch.empty(value.shape, device="meta", dtype=dtype)
-
     def _sources(self, key: str) -> tuple[str, ...]:
-        """The tensors of files behind ``key``; for a tied output layer those of the embedding."""
+        """The tensors of files that ``key`` is made of; for a tied output layer those of the embedding."""
         return self.model.names[key] or ("model.embed_tokens.weight",)

@@ -1,4 +1,4 @@
-"""A folder that is either complete or absent: written beside its place, made durable, moved there by one rename."""
+"""A folder that is either complete or absent: written beside its destination, flushed, moved there by one rename."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.weights.writer import flush_and_close
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +31,19 @@ def destination_problem(destination: Path) -> Problem | None:
         return Problem(str(destination), what, "choose another folder, or move this one away")
     parent = next(each for each in destination.absolute().parents if each.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        return Problem(str(destination), f"cannot be created: {parent} is not a folder one can write to")
+        return Problem(str(destination), f"cannot be created: {parent} is not a writable folder")
     return None
 
 
 class Draft:
-    """A new folder inside ``.<name>.partial`` beside ``destination``, to be filled and then moved there.
+    """A new folder inside ``.<name>.partial`` beside ``destination``, to be filled and then published.
+
+    A context manager: at its end the folder is discarded, unless it has been published.
 
     One process at a time has a draft for a destination, because it holds the lock on ``.<name>.partial/lock``. The
     lock is the kernel's (``flock``), so it ends with the process, however that ends. It is on a file because shared
-    file systems keep a folder's lock to one host, but pass a file's on to the others (Linux' NFS client, Lustre
-    mounted with ``flock``).
+    file systems apply a folder's lock on one host only, but a file's lock on all of them (the NFS client of Linux,
+    Lustre mounted with ``flock``).
 
     What a dead process left is removed. The folder's name is new each time, and leftovers are renamed before they are
     removed: a process without the lock that is still writing, such as a rank that outlives its job, finds its folder
@@ -57,71 +62,64 @@ class Draft:
         if problem := destination_problem(destination):
             clear_leftovers(destination)
             raise JobError([problem])
-        self._place = _place(destination)
-        self.folder = self._place / secrets.token_hex(4)
-        self._lock: FileLock | None = _lock(self._place, destination)
-        try:
+        with contextlib.ExitStack() as cleanup:
+            place = cleanup.enter_context(_locked(_place(destination), destination))
             if self.destination.exists():
                 raise JobError([Problem(str(destination), "has just been written by another process")])
-            _empty(self._place)
-            self.folder.mkdir()
-        except BaseException as error:
-            self.discard()
-            if isinstance(error, OSError):
-                raise JobError([Problem(str(self._place), f"cannot be used: {error}")]) from error
-            raise
+            self.folder = place / secrets.token_hex(4)
+            try:
+                _empty(place)
+                self.folder.mkdir()
+            except OSError as error:
+                raise JobError([Problem(str(place), f"cannot be used: {error}")]) from error
+            cleanup.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self._cleanup = cleanup.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
     def publish(self) -> None:
-        """Make everything in the folder durable and move it to the destination.
+        """Flush everything in the folder to disk and move it to the destination.
 
         Raises:
-            JobError: the destination exists by now, or another job has taken the folder for a leftover.
+            JobError: the destination exists by now, or another job has removed the folder as a leftover.
             OSError: as the file system says.
         """
         try:
-            for path in self.folder.rglob("*"):
-                _sync(path)
-            _sync(self.folder)
+            for path in (*self.folder.rglob("*"), self.folder):
+                _flush(path)
             if problem := destination_problem(self.destination):
                 raise JobError([problem])
             os.rename(self.folder, self.destination)
         except FileNotFoundError as error:
             what = f"another job has removed {self.folder}, so this one publishes nothing"
             raise JobError([Problem(str(self.destination), what, "let one job at a time write there")]) from error
-        self._release()
-        _sync(self.destination.parent)
+        self.discard()
+        _flush(self.destination.parent)
 
     def discard(self) -> None:
-        """Remove the folder with everything in it; nothing happens when it has been published."""
-        if self._lock is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self._release()
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            _unlock(self._place, self._lock)
-            self._lock = None
+        """Remove the folder with everything in it; after `publish` this does nothing."""
+        self._cleanup.close()
 
 
 def clear_leftovers(destination: Path) -> None:
-    """Remove what a dead process has left beside ``destination``; nothing happens while a living one writes there."""
+    """Remove what a dead process has left beside ``destination``; does nothing while a running one writes there."""
     place = _place(destination)
     if place.is_dir():
-        with contextlib.suppress(JobError, OSError):
-            lock = _lock(place, destination)
-            try:
-                _empty(place)
-            finally:
-                _unlock(place, lock)
+        with contextlib.suppress(JobError, OSError), _locked(place, destination):
+            _empty(place)
 
 
 def _place(destination: Path) -> Path:
-    destination = destination.absolute()
-    return destination.with_name(f".{destination.name}.partial")
+    return destination.absolute().with_name(f".{destination.absolute().name}.partial")
 
 
-def _lock(place: Path, destination: Path) -> FileLock:
-    """Create ``place`` and lock it for this process.
+@contextlib.contextmanager
+def _locked(place: Path, destination: Path) -> Iterator[Path]:
+    """Create ``place`` and lock it for this process; at the end, when only the lock is left in it, remove it.
 
     Raises:
         JobError: another process holds the lock, or ``place`` cannot be created.
@@ -131,7 +129,7 @@ def _lock(place: Path, destination: Path) -> FileLock:
     lock = FileLock(place / _LOCK, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        if place.is_symlink():  # filelock does not follow a link at the lock's own name only
+        if place.is_symlink():  # filelock refuses a link only at the lock file itself
             raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link", str(place))
         lock.acquire()
     except (Timeout, FileNotFoundError) as error:  # not found: its holder removed it at this very moment
@@ -145,15 +143,13 @@ def _lock(place: Path, destination: Path) -> FileLock:
             destination,
             error.strerror,
         )
-    return lock
-
-
-def _unlock(place: Path, lock: FileLock) -> None:
-    """Remove ``place``, which is empty but for the lock, and give up the lock."""
-    with contextlib.suppress(OSError):
-        (place / _LOCK).unlink(missing_ok=True)
-        place.rmdir()
-    lock.release()
+    try:
+        yield place
+    finally:
+        with contextlib.suppress(OSError):
+            (place / _LOCK).unlink(missing_ok=True)
+            place.rmdir()
+        lock.release()
 
 
 def _empty(place: Path) -> None:
@@ -168,9 +164,5 @@ def _empty(place: Path) -> None:
             os.unlink(leftover)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _flush(path: Path) -> None:
+    flush_and_close(os.open(path, os.O_RDONLY))

@@ -1,7 +1,7 @@
 """Reading the training checkpoints of the native and the huggingface_v5 route, tensor by tensor.
 
-Which tensors of Hugging Face files make up a tensor of the checkpoint is asked of the adapters that training uses, with
-a model on the meta device.
+The state dict adapters of training, with a model on the meta device, tell which tensors of Hugging Face files make up
+a tensor of the checkpoint.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,20 +54,33 @@ class MetaModel:
     tied: Mapping[str, str]
 
 
-class _CachedMetadataReader(FileSystemReader):
-    """Stock's reader, which does not read ``.metadata`` again for every tensor."""
+class _Reader(FileSystemReader):
+    """Stock's reader, but ``.metadata`` is read once and not for every tensor."""
 
-    def __init__(self, path: Path, metadata: Metadata) -> None:
-        super().__init__(path)
-        self._known = metadata
+    @cached_property
+    def metadata(self) -> Metadata:
+        """The content of ``.metadata``.
+
+        Raises:
+            JobError: it does not exist or cannot be read.
+        """
+        folder = Path(self.path)
+        if not (folder / ".metadata").is_file():
+            reason = "there is no .metadata in it" if folder.is_dir() else "there is no such folder"
+            raise JobError([Problem(str(folder), f"is not a training checkpoint: {reason}", "name a folder step-N")])
+        try:
+            return super().read_metadata()
+        except Exception as error:
+            what = f"cannot be read ({type(error).__name__}: {error})"
+            raise JobError([Problem(str(folder / ".metadata"), what)]) from error
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What was read before."""
-        return self._known
+        """As stock's method."""
+        return self.metadata
 
 
 class TrainingCheckpoint:
-    """A training checkpoint and the model that ``assets/config.json`` says it is of.
+    """A training checkpoint of the model that ``assets/config.json`` describes.
 
     Reads the checkpoint's ``.metadata``, which is a pickle: use it on checkpoints of your own.
 
@@ -77,14 +91,13 @@ class TrainingCheckpoint:
 
     Raises:
         JobError: ``path`` is not a checkpoint of that model: of no known route, tensors missing or of another shape,
-            or different although config.json ties them.
+            or tied by config.json and yet different.
     """
 
     def __init__(self, path: Path, assets: Path) -> None:
-        self.path, self._metadata = path, _metadata(path)
-        self._stored = self._metadata.state_dict_metadata
+        self.path, self._reader = path, _Reader(path)
+        self._stored = self._reader.metadata.state_dict_metadata
         self.route = _route(path, self._stored)
-        self._reader = _CachedMetadataReader(path, self._metadata)
         self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
         if not (assets / "config.json").is_file():
             what = "there is no config.json that says what model this is"
@@ -94,9 +107,8 @@ class TrainingCheckpoint:
         if differences := shape_differences(*self._shapes()):
             raise JobError([Problem(str(path), each, fix) for each in differences], str(path))
         # Files hold tied tensors once, so different ones cannot be exported.
-        if different := [
-            f"{key} differs from {source}" for key, source in self.model.tied.items() if self._differ(key)
-        ]:
+        tied = self.model.tied.items()
+        if different := [f"{key} differs from {source}" for key, source in tied if self._differ(key, source)]:
             what = f"{listed(different)}, to which config.json ties it"
             raise JobError([Problem(str(path), what, f"{fix}, with tie_word_embeddings false")], str(path))
 
@@ -107,7 +119,7 @@ class TrainingCheckpoint:
         return embedding.properties.dtype if isinstance(embedding, TensorStorageMetadata) else torch.float32
 
     def read(self, key: str) -> torch.Tensor:
-        """The tensor ``key``; of those that become several tensors in files the last few are kept in memory."""
+        """The tensor ``key``; the last few that become several tensors in files are cached."""
         if key in self._recent:
             return self._recent[key]
         stored = self._stored[key]
@@ -159,14 +171,14 @@ class TrainingCheckpoint:
         }
         return stored, needed
 
-    def _differ(self, key: str) -> bool:
+    def _differ(self, key: str, source: str) -> bool:
         if key not in self._stored:
             return False
-        one, other = self.read(key), self.read(self.model.tied[key])
-        return (one.shape, one.dtype) != (other.shape, other.dtype) or not torch.equal(one, other)
+        one, other = self.read(key), self.read(source)
+        return one.dtype != other.dtype or not torch.equal(one, other)
 
     def _unreadable(self, key: str, cause: BaseException) -> Problem:
-        stored = self._metadata.storage_data.items()
+        stored = self._reader.metadata.storage_data.items()
         files = sorted({info.relative_path for index, info in stored if index.fqn == key})
         reason = " ".join(str(cause).split())[:200] or "the file ends too early"
         what = f"{key} cannot be read ({type(cause).__name__}: {reason})"
@@ -181,18 +193,6 @@ def _route(path: Path, keys: Collection[str]) -> Route:
     raise JobError([Problem(str(path), what, "name the folder step-N of a training checkpoint")])
 
 
-def _metadata(checkpoint: Path) -> Metadata:
-    if not (checkpoint / ".metadata").is_file():
-        reason = "there is no .metadata in it" if checkpoint.is_dir() else "there is no such folder"
-        what = f"is not a training checkpoint: {reason}"
-        raise JobError([Problem(str(checkpoint), what, "name a folder step-N")])
-    try:
-        return FileSystemReader(checkpoint).read_metadata()
-    except Exception as error:
-        what = f"cannot be read ({type(error).__name__}: {error})"
-        raise JobError([Problem(str(checkpoint / ".metadata"), what)]) from error
-
-
 def meta_model(route: Route, config: PreTrainedConfig, folder: Path) -> MetaModel:
     """The model of ``config``, which is that of ``folder/config.json``, as ``route`` trains it."""
     if route == "native":
@@ -204,7 +204,7 @@ def meta_model(route: Route, config: PreTrainedConfig, folder: Path) -> MetaMode
         unnamed = [key for key, sources in adapter.file_names.items() if not sources]
         names = {**adapter.file_names, **dict.fromkeys(biases, ())}
         return MetaModel(state_dict, adapter, names, dict.fromkeys(unnamed, _EMBEDDINGS[route]))
-    model = build_on_meta(config, document_mask=True, experts="eager")
+    model = build_on_meta(config)
     layout = layout_of(model)
     hf = HFModel.Config(architecture=config, layout=layout, tensor_parallel_plan={}, vocab_size=config.vocab_size)
     return MetaModel(dict(model.state_dict()), HFStateDictAdapter(hf, None), layout.names, layout.tied)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from huggingface_hub.constants import SAFETENSORS_INDEX_FILE as INDEX
 from safetensors import safe_open
+from torchtitan.config.override import derive
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.common.moe import GroupedExperts
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
@@ -27,7 +30,7 @@ from torchtitan_qwen3_trn.hf_files.headers import DTYPES, check_tensors, read_he
 from torchtitan_qwen3_trn.hf_files.index import total_size_problems
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed
 from torchtitan_qwen3_trn.hf_files.tying import tying_problems
-from torchtitan_qwen3_trn.models.hf_config import from_folder
+from torchtitan_qwen3_trn.models.hf_config import first_lines, from_folder
 from torchtitan_qwen3_trn.models.qwen3.spec import model_config
 from torchtitan_qwen3_trn.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan_qwen3_trn.overrides.document_sdpa import document_mask, sdpa
@@ -38,6 +41,8 @@ from torchtitan_qwen3_trn.weights.offline import read_tensor
 from torchtitan_qwen3_trn.weights.training_checkpoint import TrainingCheckpoint
 
 Outcome = Literal["ok", "failed", "skipped"]
+# Takes the folder; returns the figures, or raises `_Skip` or `JobError`.
+Check = Callable[[Path], str]
 
 # Two implementations of one model in float32: the same products, at most summed in another order. Seen between
 # Transformers and torchtitan: equal bit for bit without experts, 4e-7 of the largest logit with them.
@@ -70,26 +75,24 @@ def verify(folder: Path, *, checkpoint: Path | None = None, cheap: bool = False)
     comes with it is run.
 
     Args:
-        folder: config.json, safetensors, and whatever else.
+        folder: config.json, safetensors, and other files of a checkpoint.
         checkpoint: the training checkpoint it was exported from, to be compared tensor by tensor.
         cheap: read headers and small files only.
     """
-    steps: dict[str, Callable[[Path], Iterator[str]]] = {
+    cheap_checks: dict[str, Check] = {
         "files": _files,
         "tensors": _tensors,
         "tying": _tying,
         "index": _index,
         "manifest": partial(_manifest, checksums=not cheap),
     }
-    if not cheap:
-        compared = {"checkpoint": partial(_checkpoint, checkpoint=checkpoint)} if checkpoint else {}
-        steps |= {"values": _values, **compared, "logits": _logits, "generation": _generation}
+    compared = {"checkpoint": partial(_checkpoint, checkpoint=checkpoint)} if checkpoint else {}
+    others: dict[str, Check] = {"values": _values, **compared, "logits": _logits, "generation": _generation}
     findings: list[Finding] = []
-    for name, step in steps.items():
+    for name, check in (cheap_checks if cheap else cheap_checks | others).items():
         unusable = any(finding.outcome == "failed" for finding in findings[:2])
-        findings.append(
-            Finding(name, "skipped", "needs the checks above") if unusable else _finding(name, step, folder)
-        )
+        skipped = Finding(name, "skipped", "needs the checks above")
+        findings.append(skipped if unusable else _finding(name, check, folder))
     return findings
 
 
@@ -97,16 +100,16 @@ class _Skip(Exception):  # noqa: N818 - not an error
     """A check that has nothing to check."""
 
 
-def _finding(name: str, step: Callable[[Path], Iterator[str]], folder: Path) -> Finding:
+def _finding(name: str, check: Check, folder: Path) -> Finding:
     try:
-        return Finding(name, "ok", "; ".join(step(folder)))
+        return Finding(name, "ok", check(folder))
     except _Skip as reason:
         return Finding(name, "skipped", str(reason))
     except JobError as error:
         return Finding(name, "failed", "; ".join(map(str, error.problems)))
     except Exception as error:
         logging.getLogger(__name__).debug("check %s failed", name, exc_info=True)
-        return Finding(name, "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return Finding(name, "failed", f"{type(error).__name__}: {first_lines(error)}")
 
 
 def _stop_on(problems: list[Problem]) -> None:
@@ -114,63 +117,60 @@ def _stop_on(problems: list[Problem]) -> None:
         raise JobError(problems)
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _files(folder: Path) -> str:
     require_folder(folder)
     found, problems = read_headers(folder)
     # Transformers looks for more files than are read here, and follows links.
-    others = [
-        path for path in folder.iterdir() if path.suffix != ".safetensors" and (path.is_symlink() or not path.is_dir())
-    ]
-    _stop_on(problems + [problem for path in others if (problem := file_problem(path))] + links_out(folder))
+    others = [path for path in folder.iterdir() if path.suffix != ".safetensors"]
+    unsafe = [file_problem(path) for path in others if path.is_symlink() or not path.is_dir()]
+    _stop_on([*problems, *filter(None, unsafe), *links_out(folder)])
     files = {header.file for header in found.values()}
-    yield f"{len(files)} file{'s' if len(files) > 1 else ''}, {len(found)} tensors"
+    return f"{len(files)} file{'s' if len(files) > 1 else ''}, {len(found)} tensors"
 
 
-def _tensors(folder: Path) -> Iterator[str]:
+def _tensors(folder: Path) -> str:
     """Names and shapes against Transformers' own model on the meta device; one type for all."""
     layout = layout_of_folder(folder)
     _stop_on(check_tensors(folder, layout.shapes, ignores=layout.ignores))
     config, kinds = from_folder(folder), {header.dtype for header in read_headers(folder)[0].values()}
-    stated = getattr(config, "dtype", None)
+    stated, found = getattr(config, "dtype", None), ", ".join(sorted(kinds))
     if stated is not None and {DTYPES.get(kind) for kind in kinds} != {stated}:
-        what = f"says {stated}, but the files hold {', '.join(sorted(kinds))}"
+        what = f"says {stated}, but the files hold {found}"
         raise JobError([Problem(f"{folder / 'config.json'}: dtype", what, "correct it")])
-    parameters = sum(torch.Size(shape).numel() for shape in layout.shapes.values())
-    yield f"{type(config).__name__}, {parameters:,} parameters, {', '.join(sorted(kinds))}"
+    parameters = sum(map(math.prod, layout.shapes.values()))
+    return f"{type(config).__name__}, {parameters:,} parameters, {found}"
 
 
-def _tying(folder: Path) -> Iterator[str]:
+def _tying(folder: Path) -> str:
     """A tied output layer is absent or equal to the embedding; one that is not tied is present."""
-    layout, found = layout_of_folder(folder), read_headers(folder)[0]
-    if not layout.tied:
-        yield "not tied: lm_head is a tensor of its own"
-        return
-    _stop_on(tying_problems(folder, layout.tied, found))
-    for name, source in layout.tied.items():
-        yield f"{name} repeats {source}" if name in found else f"{name} is {source}, and left out"
+    tied, found = layout_of_folder(folder).tied, read_headers(folder)[0]
+    _stop_on(tying_problems(folder, tied, found))
+    states = (
+        f"{name} repeats {source}" if name in found else f"{name} is {source}, and left out"
+        for name, source in tied.items()
+    )
+    return "; ".join(states) or "not tied: lm_head is a tensor of its own"
 
 
-def _index(folder: Path) -> Iterator[str]:
+def _index(folder: Path) -> str:
     found, _ = read_headers(folder)
     _stop_on(total_size_problems(folder, sum(header.nbytes for header in found.values())))
-    several = len({header.file for header in found.values()}) > 1
-    index = (folder / INDEX).is_file()
-    if several and not index:
+    if (folder / INDEX).is_file():
+        return "every tensor is in the file that the index names"
+    if len({header.file for header in found.values()}) > 1:
         what = f"there are several files but no {INDEX}"
         raise JobError([Problem(str(folder), what, "download it, or export again")])
-    if not index:
-        raise _Skip("a single file needs no index")
-    yield "every tensor is in the file that the index names"
+    raise _Skip("a single file needs no index")
 
 
-def _manifest(folder: Path, *, checksums: bool) -> Iterator[str]:
+def _manifest(folder: Path, *, checksums: bool) -> str:
     if not (folder / MANIFEST).exists():
         raise _Skip("the folder has no manifest")
     _stop_on(manifest_problems(folder, checksums=checksums))
-    yield "all SHA-256 agree" if checksums else "all sizes agree"
+    return "all SHA-256 agree" if checksums else "all sizes agree"
 
 
-def _values(folder: Path) -> Iterator[str]:
+def _values(folder: Path) -> str:
     """No NaN and no infinity; tensors that hold only zeros are reported."""
     nonfinite, zero = [], []
     for file in weight_files(folder)[0]:
@@ -181,12 +181,10 @@ def _values(folder: Path) -> Iterator[str]:
                 zero += [name] if not any(bool(part.any()) for part in parts) else []
     if nonfinite:
         raise JobError([Problem(str(folder), f"NaN or infinity in {listed(nonfinite)}")])
-    yield "all finite"
-    if zero:
-        yield f"only zeros in {listed(zero)}"
+    return f"all finite; only zeros in {listed(zero)}" if zero else "all finite"
 
 
-def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
+def _checkpoint(folder: Path, checkpoint: Path) -> str:
     """The tensors of the training checkpoint in the files' type, bit for bit."""
     found, _ = read_headers(folder)
     count = 0
@@ -196,10 +194,10 @@ def _checkpoint(folder: Path, checkpoint: Path) -> Iterator[str]:
             what = f"{name} differs from the one in {checkpoint}"
             raise JobError([Problem(str(folder / found[name].file), what, "export again")])
         count += 1
-    yield f"{count} tensors equal bit for bit"
+    return f"{count} tensors equal bit for bit"
 
 
-def _logits(folder: Path) -> Iterator[str]:
+def _logits(folder: Path) -> str:
     """Transformers' logits against torchtitan's, both in float32 with the tensors of the folder."""
     config = from_folder(folder)
     if config.model_type not in ("qwen3", "qwen3_moe"):
@@ -210,35 +208,27 @@ def _logits(folder: Path) -> Iterator[str]:
         theirs_BLV = _load(folder)(input_ids=tokens_BL, use_cache=False).logits
         ours_BLV = _native_logits(folder, config, tokens_BL)
     difference = float((theirs_BLV - ours_BLV).abs().max() / theirs_BLV.abs().max())
+    differ = f"differ by {difference:.1e} of the largest"
     if not difference <= _TOLERANCE:
-        what = (
-            f"logits of Transformers and torchtitan differ by {difference:.1e} of the largest, more than {_TOLERANCE:g}"
-        )
+        what = f"logits of Transformers and torchtitan {differ}, more than {_TOLERANCE:g}"
         raise JobError([Problem(str(folder), what)])
-    yield (
-        "equal bit for bit"
-        if difference == 0
-        else f"differ by {difference:.1e} of the largest (at most {_TOLERANCE:g})"
-    )
+    return f"{differ} (at most {_TOLERANCE:g})" if difference else "equal bit for bit"
 
 
-def _generation(folder: Path) -> Iterator[str]:
+def _generation(folder: Path) -> str:
     if not has_tokenizer(folder):
         raise _Skip("the folder has no tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     inputs = tokenizer(_PROMPT, return_tensors="pt")
+    ids, length = inputs["input_ids"], {"max_new_tokens": _GENERATED, "min_new_tokens": _GENERATED}
     with torch.no_grad():
         output = _load(folder).generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=_GENERATED,
-            min_new_tokens=_GENERATED,
-            do_sample=False,
+            input_ids=ids, attention_mask=inputs["attention_mask"], do_sample=False, **length
         )
-    new = output[0, inputs["input_ids"].shape[1] :]
+    new = output[0, ids.shape[1] :]
     if len(new) != _GENERATED:
         raise JobError([Problem(str(folder), f"generated {len(new)} tokens instead of {_GENERATED}")])
-    yield f"{len(new)} tokens: " + json.dumps(_PROMPT + tokenizer.decode(new), ensure_ascii=False)
+    return f"{len(new)} tokens: " + json.dumps(_PROMPT + tokenizer.decode(new), ensure_ascii=False)
 
 
 def _load(folder: Path) -> Any:
@@ -274,15 +264,11 @@ def _native_logits(folder: Path, hf_config: PreTrainedConfig, tokens_BL: torch.T
         if isinstance(layer.attention.inner_attention, FlexAttention.Config):
             layer.attention.inner_attention = sdpa(layer.attention.inner_attention)
         if layer.moe is not None:
-            stock = layer.moe.routed_experts.inner_experts
-            layer.moe.routed_experts.inner_experts = _Float32Experts.Config(
-                dim=stock.dim, hidden_dim=stock.hidden_dim, num_experts=stock.num_experts, param_init=stock.param_init
-            )
-    model, adapter = config.build(), Qwen3StateDictAdapter(config, None)
-    found, _ = read_headers(folder)
-    published = {
-        name: read_tensor(folder, found, name).float() for names in adapter.file_names.values() for name in names
-    }
+            routed = layer.moe.routed_experts
+            routed.inner_experts = derive(routed.inner_experts, _Float32Experts.Config)
+    model, adapter, found = config.build(), Qwen3StateDictAdapter(config, None), read_headers(folder)[0]
+    names = chain.from_iterable(adapter.file_names.values())
+    published = {name: read_tensor(folder, found, name).float() for name in names}
     model.load_state_dict(adapter.from_hf(published), strict=False)
     positions_BL = torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL)
     return model.eval()(tokens_BL, positions_BL, document_mask(positions_BL))

@@ -1,9 +1,9 @@
 """Writing safetensors from all ranks at once, every byte once.
 
 PyTorch's ``HuggingFaceStorageWriter`` lets every rank write files of its own shards and then copies them into the final
-ones: everything is written twice and read once. Here each rank writes its shards where they belong in the final files,
-because a safetensors header can be computed before the tensors are there. What each rank holds, and which replica is
-written, is decided by ``torch.distributed.checkpoint``'s planner as always.
+ones: everything is written twice and read once. Here each rank writes its shards at their place in the final files,
+because shapes and dtypes are enough to compute a safetensors header. The planner of ``torch.distributed.checkpoint``
+decides as usual which rank writes what, and which replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,12 @@ class InPlaceWriter(HuggingFaceStorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's pieces; meanwhile files are made durable, and hashed if this rank alone writes them."""
+        """Write this rank's pieces; threads flush finished files, and hash those that this rank writes alone."""
         given: Mapping[str, Any] = plan.storage_data or {"places": {}, "headers": {}}
         places: Mapping[str, Place] = given["places"]
         headers: Mapping[str, bytes] = given["headers"]
         items = sorted(plan.items, key=lambda item: (places[item.index.fqn].file, places[item.index.fqn].offset))
-        durable: list[ThreadFuture[None]] = []
+        flushed: list[ThreadFuture[None]] = []
         # fsync and hashing run in threads: both release Python's global lock.
         with ThreadPoolExecutor(max_workers=1) as disk, ThreadPoolExecutor(max_workers=1) as hashing:
             digests = {}
@@ -119,14 +120,12 @@ class InPlaceWriter(HuggingFaceStorageWriter):
                     for item in pieces:
                         # Not bound to a name: a tensor that is read lazily is freed before the next one is read.
                         self._write_piece(descriptor, item, places[item.index.fqn], planner.resolve_data(item), digest)
-                except BaseException:
-                    os.close(descriptor)
-                    raise
-                durable.append(disk.submit(_make_durable, descriptor))
+                finally:
+                    flushed.append(disk.submit(flush_and_close, descriptor))
                 if digest is not None:
                     digests[file] = digest
             self.checksums = {file: digest.result() for file, digest in digests.items()}
-            for each in durable:
+            for each in flushed:
                 each.result()
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
@@ -190,7 +189,7 @@ def _is_whole(item: WriteItem, place: Place) -> bool:
 
 
 def _windows(value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of ``value`` by the window, each with the number of its first row."""
+    """``value`` in windows of rows, each with the number of its first row."""
     if value.ndim == 0:
         yield 0, value
         return
@@ -204,28 +203,19 @@ def _write_block(descriptor: int, data: torch.Tensor, place: Place, origin: Sequ
     """Write ``data``, the block of the whole tensor that begins at ``origin``, run by run of contiguous bytes."""
     if data.numel() == 0:
         return
-    inner = _contiguous_dims(data.shape, place.shape)
-    runs = data.reshape(-1, math.prod(data.shape[data.ndim - inner :])).view(torch.uint8).numpy()
-    strides = [math.prod(place.shape[dim + 1 :]) for dim in range(len(place.shape))]
-    outer = data.shape[: data.ndim - inner]
-    for number, run in enumerate(runs):
-        at, rest = 0, number
-        for dim in reversed(range(len(outer))):
-            rest, position = divmod(rest, outer[dim])
-            at += (origin[dim] + position) * strides[dim]
-        for dim in range(len(outer), data.ndim):
-            at += origin[dim] * strides[dim]
+    outer = data.ndim - _contiguous_dims(data.shape, place.shape)
+    runs = data.reshape(-1, math.prod(data.shape[outer:])).view(torch.uint8).numpy()
+    strides = [math.prod(place.shape[dim + 1 :]) for dim in range(data.ndim)]
+    first = sum(map(mul, origin, strides))
+    for index, run in zip(product(*map(range, data.shape[:outer])), runs, strict=True):
+        at = first + sum(map(mul, index, strides))
         _write_all(descriptor, memoryview(run), place.offset + at * place.dtype.itemsize)
 
 
 def _contiguous_dims(block: Sequence[int], whole: Sequence[int]) -> int:
     """How many of the last dimensions of a block are contiguous in the whole tensor."""
-    inner = 0
-    for dim in reversed(range(len(whole))):
-        inner += 1
-        if block[dim] != whole[dim]:
-            break
-    return inner
+    pairs = enumerate(zip(reversed(block), reversed(whole), strict=True), start=1)
+    return next((count for count, (part, full) in pairs if part != full), len(whole))
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
@@ -234,7 +224,8 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _make_durable(descriptor: int) -> None:
+def flush_and_close(descriptor: int) -> None:
+    """Wait until a file or folder is on disk, and close it."""
     try:
         os.fsync(descriptor)
     finally:

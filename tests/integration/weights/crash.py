@@ -32,8 +32,9 @@ from transformers import Qwen3Config
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.models.described_spec import DescribedModelSpec
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.weights.export import Export, export
-from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 from torchtitan_qwen3_trn.weights.job_export import keep_assets
 from torchtitan_qwen3_trn.weights.manifest import manifest_problems
 from torchtitan_qwen3_trn.weights.verify import verify
@@ -49,7 +50,7 @@ SPEC = DescribedModelSpec(
     name="qwen3", flavor="tiny", model=None, parallelize_fn=None, pipelining_fn=None, post_optimizer_build_fn=None,
     state_dict_adapter=None, hf_config=CONFIG,
 )  # fmt: skip
-SHAPES = layout_and_class(CONFIG)[0].shapes
+SHAPES = layout_of(build_on_meta(CONFIG)).shapes
 # Room for the tensors, in bytes, but not for the tokenizer that is written before them.
 ROOM = 2 * sum(torch.Size(shape).numel() for shape in SHAPES.values()) + 32768
 

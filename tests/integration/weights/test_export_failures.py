@@ -17,7 +17,8 @@ from small_disk import small_disk
 
 from torchtitan_qwen3_trn.checks.checkpoints import checkpoint_faults
 from torchtitan_qwen3_trn.models.described_spec import hf_config_of
-from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.layout import layout_of
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ def test_a_disk_that_fills_up_fails_the_job_with_one_message_and_keeps_the_check
         """,
         base=TINY_MODEL,
     )
-    shapes = layout_and_class(hf_config_of(parse("--job.config_file", job).config.model_spec))[0].shapes
+    shapes = layout_of(build_on_meta(hf_config_of(parse("--job.config_file", job).config.model_spec))).shapes
     nbytes = 4 * sum(math.prod(shape) for shape in shapes.values())
     # Room for the tensors, but not for the tokenizer that is written before them.
     with small_disk(tmp_path / "small", nbytes + 32768) as disk:

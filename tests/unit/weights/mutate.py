@@ -39,9 +39,10 @@ def write_seed(folder: Path) -> None:
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=4, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=4,
     )  # fmt: skip
-    from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
+    from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+    from torchtitan_qwen3_trn.models.hf.layout import layout_of
 
-    shapes = layout_and_class(config)[0].shapes
+    shapes = layout_of(build_on_meta(config)).shapes
     config.save_pretrained(folder)
     names = sorted(shapes)
     parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}

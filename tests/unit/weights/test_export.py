@@ -20,10 +20,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan_qwen3_trn import assets
 from torchtitan_qwen3_trn.errors import JobError
 from torchtitan_qwen3_trn.hf_files.file_plan import Place
+from torchtitan_qwen3_trn.models.hf.build import build_on_meta
+from torchtitan_qwen3_trn.models.hf.layout import layout_of
 from torchtitan_qwen3_trn.weights import export as export_module
 from torchtitan_qwen3_trn.weights import job_export as export_job
 from torchtitan_qwen3_trn.weights.export import Export, export
-from torchtitan_qwen3_trn.weights.folder_assets import layout_and_class
 from torchtitan_qwen3_trn.weights.writer import _write_block
 
 
@@ -53,7 +54,7 @@ def test_blocks_of_any_split_make_up_the_whole_tensor(tmp_path, shape):
 @pytest.fixture
 def model():
     config = small_config("qwen3")
-    shapes = layout_and_class(config)[0].shapes
+    shapes = layout_of(build_on_meta(config)).shapes
     return config, {name: torch.randn(shape) for name, shape in shapes.items()}
 
 
@@ -77,7 +78,7 @@ def test_an_export_has_all_that_a_published_checkpoint_has(model, tmp_path):
 
 def test_config_json_also_speaks_to_transformers_4(tmp_path):
     config = small_config("qwen3_moe", rope_parameters={"rope_type": "default", "rope_theta": 5e6})
-    shapes = layout_and_class(config)[0].shapes
+    shapes = layout_of(build_on_meta(config)).shapes
     export({name: torch.randn(shape) for name, shape in shapes.items()}, wanted(config, tmp_path))
     raw = json.loads((tmp_path / "out/config.json").read_text())
     assert (raw["rope_theta"], raw["num_experts"], raw["torch_dtype"]) == (5e6, 8, "float32")

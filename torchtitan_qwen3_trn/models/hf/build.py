@@ -1,4 +1,4 @@
-"""Building a Transformers model without weights, and what of its structure this route relies on."""
+"""Building a Transformers model without weights, and checking its structure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from torchtitan_qwen3_trn.errors import JobError, Problem
+from torchtitan_qwen3_trn.models.hf_config import first_lines
 
-# Transformers finds packed documents in the positions and builds a mask for them. For an attention function without a
-# mask function of its own it builds none: causal attention over the whole row.
+# Transformers detects packed documents by their positions and builds a mask for them, but not for an attention function
+# without a mask function of its own: then attention is causal over the whole row.
 _MASK_FREE = "sdpa_without_document_mask"
 
 
 def build(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> PreTrainedModel:
-    """``AutoModelForCausalLM`` of ``hf_config`` on the current default device, in the default dtype, untouched.
+    """``AutoModelForCausalLM`` of ``hf_config`` on the current default device, in the default dtype, not modified.
 
     Args:
         hf_config: left as it is; the model gets a copy.
@@ -39,8 +40,10 @@ def _mask_free_attention() -> str:
     return _MASK_FREE
 
 
-def build_on_meta(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> PreTrainedModel:
-    """The model on the meta device, after a look at its structure; nothing is allocated.
+def build_on_meta(
+    hf_config: PreTrainedConfig, *, document_mask: bool = True, experts: str = "eager"
+) -> PreTrainedModel:
+    """The model on the meta device, its structure checked; nothing is allocated. Arguments are those of `build`.
 
     Raises:
         JobError: Transformers cannot build it, or it is not a decoder this route can train.
@@ -50,7 +53,7 @@ def build_on_meta(hf_config: PreTrainedConfig, *, document_mask: bool, experts: 
             model = build(hf_config, document_mask=document_mask, experts=experts)
         reason = _unsupported_structure(model)
     except Exception as error:
-        what = f"Transformers cannot build {type(hf_config).__name__}: {' '.join(str(error).split())[:300]}"
+        what = f"Transformers cannot build {type(hf_config).__name__}: {first_lines(error)}"
         raise JobError([Problem("model", what, "correct config.json or the values of [model]")]) from error
     if reason:
         fix = "supported are decoders like Llama, Qwen2, Qwen3 and Qwen3-MoE"

@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from torchtitan_qwen3_trn.models.hf.sharding import local_slice
-
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, *, buffer_device: torch.device | None = None) -> None:
-    """Give every parameter and buffer of ``model`` the value Transformers' rule gives it, and tie what is tied.
+    """Set every parameter and buffer of ``model`` by Transformers' rule, and tie the tied ones.
 
-    Transformers' rule runs on one module after the other, on whole tensors, of which each rank keeps its part: the
-    same seed gives the same weights on any number of ranks and under any sharding. The most that exists beside the
-    model is one module's own parameters, and nothing where a rank holds the whole tensor anyway.
+    The rule is applied to one module after the other, on whole tensors, of which each rank keeps its part: the same
+    seed gives the same weights on any number of ranks and with any sharding. Beside the model, memory is needed for
+    one module's own parameters at most, and for none if a rank holds the whole tensors.
 
     Args:
         model: on its real device, values undefined (after ``to_empty``).
         buffer_device: where buffers go; ``None`` leaves them beside the parameters.
     """
-    tied = set(model.all_tied_weights_keys)
-    for name, module in _children_first(model, ""):
-        if f"{name}.weight" not in tied:
-            _initialize_module(model, module)
+    tied = {model.get_submodule(name.rpartition(".")[0]) for name in model.all_tied_weights_keys}
+    # Children first, which is Transformers' order, so that the random numbers are the same.
+    model.apply(lambda module: None if module in tied else _initialize_module(model, module))
     if tied:
         model.tie_weights()
     if buffer_device is not None:
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(buffer_device)
-
-
-def _children_first(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Modules with their names in the order Transformers initialises them, so that random numbers fall alike."""
-    for child_name, child in module.named_children():
-        yield from _children_first(child, f"{name}.{child_name}" if name else child_name)
-    yield name, module
 
 
 def _initialize_module(model: PreTrainedModel, module: nn.Module) -> None:
@@ -63,3 +51,16 @@ def _whole_tensor(value: DTensor) -> nn.Parameter:
     if local.shape != value.shape:
         local = torch.empty(value.shape, dtype=value.dtype, device=local.device)
     return nn.Parameter(local, requires_grad=False)
+
+
+def local_slice(value: DTensor) -> tuple[slice, ...]:
+    """The index that takes this rank's part out of the whole tensor, as distributed checkpoints see it.
+
+    Raises:
+        ValueError: the part is not one contiguous block.
+    """
+    chunks = value.__create_chunk_list__()
+    if len(chunks) != 1:
+        raise ValueError(f"a tensor of shape {tuple(value.shape)} is held in {len(chunks)} pieces on one rank")
+    offsets, sizes = chunks[0].offsets, chunks[0].sizes
+    return tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))

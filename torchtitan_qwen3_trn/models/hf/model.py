@@ -6,7 +6,7 @@ Shape suffixes: B batch, L sequence, D model width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ class HFModel(BaseModel):
         """Transformers' plan, module names with ``*`` to styles."""
 
         vocab_size: int
-        """Vocabulary entries; torchtitan's loss asks for it."""
+        """Vocabulary entries; torchtitan's loss reads it."""
 
         document_mask: bool = True
         """Whether batches come with a document mask; without one attention is causal over the whole row."""
@@ -52,7 +52,7 @@ class HFModel(BaseModel):
         """Whether the router's auxiliary loss is trained on."""
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
-            """Nothing in the model depends on the rest of the job."""
+            """Does nothing: the model does not depend on the rest of the job."""
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
             """Parameters, and floating-point operations per token of a forward and backward pass."""
@@ -62,7 +62,7 @@ class HFModel(BaseModel):
             nparams, flops = get_dense_model_nparams_and_flops(
                 model, text.num_hidden_layers, heads, 2 * width, seq_len, enable_weight_tying=True
             )
-            unused = idle_parameters(model)
+            unused = cast(HFModel, model).idle_parameters()
             if not self.layout.tied:
                 unused += text.vocab_size * text.hidden_size
             return nparams, flops - 6 * unused
@@ -81,7 +81,7 @@ class HFModel(BaseModel):
         transformers_model = build(config.architecture, document_mask=config.document_mask, experts=config.experts)
         self.model: nn.Module = transformers_model.model
         self.lm_head: nn.Module = transformers_model.lm_head
-        # Inside a tuple, where it does not become a child: its children are this module's already.
+        # In a tuple, so that it is not registered as a child: its children are registered already.
         self._whole = (transformers_model,)
         self.router_loss = RouterLoss(transformers_model) if config.router_loss else None
         self._skip_lm_head = False
@@ -132,15 +132,10 @@ class HFModel(BaseModel):
 
     def idle_parameters(self) -> int:
         """Parameters that one token does not use: the experts it is not sent to."""
-        return idle_parameters(self)
-
-
-def idle_parameters(model: nn.Module) -> int:
-    """Parameters of ``model`` that one token does not use."""
-    idle = 0
-    for module in model.modules():
-        experts = getattr(module, "experts", None)
-        top_k = getattr(getattr(module, "gate", None), "top_k", None)
-        if isinstance(experts, nn.Module) and isinstance(top_k, int):
-            idle += sum(each.numel() - each.numel() // each.shape[0] * top_k for each in experts.parameters())
-    return idle
+        idle = 0
+        for module in self.modules():
+            experts = getattr(module, "experts", None)
+            top_k = getattr(getattr(module, "gate", None), "top_k", None)
+            if isinstance(experts, nn.Module) and isinstance(top_k, int):
+                idle += sum(each.numel() - each.numel() // each.shape[0] * top_k for each in experts.parameters())
+        return idle

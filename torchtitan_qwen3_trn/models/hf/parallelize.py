@@ -22,7 +22,7 @@ from torchtitan.distributed.fsdp import (
 )
 from torchtitan.tools.logging import logger
 
-from torchtitan_qwen3_trn.models.hf.model import HFModel, idle_parameters
+from torchtitan_qwen3_trn.models.hf.model import HFModel
 from torchtitan_qwen3_trn.models.hf.tensor_parallel import apply_tensor_parallel
 
 _STORAGE_AXES = ["dp_replicate", "dp_shard", "tp"]
@@ -45,8 +45,9 @@ def parallelize(
     if parallel_dims.tp_enabled:
         apply_tensor_parallel(model.transformers_model, mesh["tp"])
     if ac_config is not None:
-        policy = _safe_for_routers(ac_config) if idle_parameters(model) else ac_config
-        policy.build(dump_folder=dump_folder).apply(model)
+        if isinstance(ac_config, SelectiveAC.Config) and model.idle_parameters():
+            ac_config = derive(ac_config, RouterSafeSelectiveAC.Config)
+        ac_config.build(dump_folder=dump_folder).apply(model)
     if compile_config.enable and "model" in compile_config.components:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
     data_parallel = tuple(name for name in mesh.mesh_dim_names or () if name != "tp")
@@ -70,12 +71,6 @@ class RouterSafeSelectiveAC(SelectiveAC):
         return super().get_save_ops() - {torch.ops.aten.topk.default}
 
 
-def _safe_for_routers(ac_config: Any) -> Any:
-    if isinstance(ac_config, SelectiveAC.Config):
-        return derive(ac_config, RouterSafeSelectiveAC.Config)
-    return ac_config
-
-
 def _share_router_loss(model: HFModel, training: TrainingConfig, parallel_dims: ParallelDims) -> None:
     if model.router_loss is not None:
         degree = parallel_dims.dp_replicate * parallel_dims.dp_shard
@@ -85,7 +80,8 @@ def _share_router_loss(model: HFModel, training: TrainingConfig, parallel_dims: 
 
 def _apply_fsdp(model: HFModel, mesh: DeviceMesh, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """One group per decoder layer, one for the embedding and one for norm and head, or one for all three if tied."""
-    if mesh.size() == 1 and not _needs_casts(training):
+    casts = training.mixed_precision_param != training.dtype
+    if mesh.size() == 1 and not training.enable_cpu_offload and not casts:
         logger.info("One data-parallel rank and nothing to cast: the model is not wrapped in FSDP")
         return
     policy = parallelism.fsdp_reshard_after_forward
@@ -100,12 +96,11 @@ def _apply_fsdp(model: HFModel, mesh: DeviceMesh, training: TrainingConfig, para
     if training.enable_cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
     reshard = get_fsdp_reshard_after_forward_policy(policy, pp_enabled=False)
-    # The last group is gathered again at once for the backward pass, so it stays unless the job insists.
+    # Backward needs the last group first, so it stays gathered unless the job asks for "always".
     reshard_last = policy == "always"
 
     embedding = model.transformers_model.get_input_embeddings()
-    norm = getattr(model.model, "norm", None)
-    last = [module for module in (norm, model.lm_head) if module is not None]
+    last = [module for module in (getattr(model.model, "norm", None), model.lm_head) if module is not None]
     if model.lm_head.weight is embedding.weight:
         fully_shard([embedding, *last], **options, reshard_after_forward=reshard_last)
     else:
@@ -121,10 +116,6 @@ def _apply_fsdp(model: HFModel, mesh: DeviceMesh, training: TrainingConfig, para
     disable_fsdp_gradient_division(model)
     kind = "HSDP" if mesh.ndim > 1 else "FSDP"
     logger.info("Applied %s to the Transformers model over %d data-parallel ranks", kind, mesh.size())
-
-
-def _needs_casts(training: TrainingConfig) -> bool:
-    return training.enable_cpu_offload or training.mixed_precision_param != training.dtype
 
 
 def _inner_placement(layer: nn.Module, mesh: DeviceMesh) -> Any:

@@ -43,7 +43,7 @@ class RouterLoss:
         self.values: list[torch.Tensor] = []
 
     def attach(self, hidden_BLD: torch.Tensor, router_logits_TE: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """``hidden_BLD``, with the auxiliary loss of ``router_logits_TE`` (one tensor per layer) behind it."""
+        """``hidden_BLD``, whose gradient includes the auxiliary loss of ``router_logits_TE`` (one tensor per layer)."""
         loss = self._function(router_logits_TE, self._experts, self._top_k)
         self.values.append(loss.detach())
         return with_loss(hidden_BLD, loss * (self.coefficient * self.share))

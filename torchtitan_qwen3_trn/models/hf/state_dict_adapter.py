@@ -1,7 +1,7 @@
 """Checkpoint files' tensors <-> a Transformers model's parameters, without a copy.
 
-`to_hf` hands out views of the parameters, in the shapes of the files. The checkpointer reads the files into these
-views, so that after a load nothing is left to do: `from_hf` finds the parameters again behind the views.
+`to_hf` returns views of the parameters, in the shapes of the files. The checkpointer reads the files into these
+views, so that after a load nothing is left to do: `from_hf` returns the parameters that the views belong to.
 
 Shapes: E experts, F inner width of an expert, D model width. Memory: ``gate_up_proj`` [E, 2F, D], ``down_proj``
 [E, D, F]. Files: one [F, D] or [D, F] tensor per expert and projection.
@@ -14,18 +14,17 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_qwen3_trn.hf_files.index import file_numbers
 from torchtitan_qwen3_trn.hf_files.tensor_names import listed
-from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
+from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedLoading
+from torchtitan_qwen3_trn.models.hf.init import local_slice
 from torchtitan_qwen3_trn.models.hf.model import HFModel
-from torchtitan_qwen3_trn.models.hf.sharding import local_slice
 
 
-class HFStateDictAdapter(BaseStateDictAdapter):
+class HFStateDictAdapter(WindowedLoading, BaseStateDictAdapter):
     """Adapter for plain and sharded (FSDP, tensor parallel) state dicts. Changes neither argument."""
 
     def __init__(self, model_config: HFModel.Config, hf_assets_path: str | None) -> None:
@@ -39,8 +38,8 @@ class HFStateDictAdapter(BaseStateDictAdapter):
     def to_hf(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of ``state_dict`` by their names in files: the tensors themselves, and views of fused experts.
 
-        Of a sharded fused tensor come the experts, or their parts, that this rank holds. A tied ``lm_head`` is left
-        out, as published checkpoints leave it out.
+        For a sharded fused tensor these are the experts, or parts of experts, that this rank holds. A tied ``lm_head``
+        is left out, as in published checkpoints.
 
         Raises:
             ValueError: a tensor that is not the model's.
@@ -61,7 +60,7 @@ class HFStateDictAdapter(BaseStateDictAdapter):
     def from_hf(self, hf_state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of ``hf_state_dict`` by parameter name, experts fused; with tied weights, ``lm_head`` too.
 
-        What `to_hf` split comes back as the very tensor it was, with no copy, as long as that tensor lives.
+        For views that `to_hf` made, the result is the original tensor without a copy, while that tensor exists.
 
         Raises:
             ValueError: a tensor the model has no place for, or an incomplete set of experts.
@@ -82,16 +81,6 @@ class HFStateDictAdapter(BaseStateDictAdapter):
         native.update((key, self._whole(key, pieces)) for key, pieces in fused.items())
         native.update((key, native[source]) for key, source in self._layout.tied.items() if source in native)
         return native
-
-    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> HuggingFaceStorageReader:
-        """A reader that keeps little of the files resident.
-
-        Raises:
-            ValueError: quantized files are asked for.
-        """
-        if from_quantized:
-            raise ValueError("checkpoint.initial_load_in_hf_quantized: quantized weights cannot be trained here")
-        return WindowedReader(path)
 
     def _whole(self, key: str, pieces: Mapping[str, Any]) -> torch.Tensor:
         projections, names = self._layout.projections[key], self._layout.names[key]
@@ -127,7 +116,7 @@ def _sharded_like(value: DTensor, piece: torch.Tensor, projections: int) -> torc
             continue
         dim = cast(Shard, placement).dim
         if dim == 1 and projections > 1:
-            raise ValueError(f"{placement} splits the projections of one expert, which files keep apart")
+            raise ValueError(f"{placement} splits the projections of one expert, which are separate tensors in files")
         if dim > 0:
             inner[name] = Shard(dim - 1)
     if not inner:

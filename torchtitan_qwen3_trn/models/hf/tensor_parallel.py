@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ class _Whole(ParallelStyle):
     """Parameters are replicated; the module computes on plain tensors.
 
     Args:
-        summed: whether each rank computes a summand of the gradient, because it sees only its heads.
+        summed: whether each rank computes one term of the gradient's sum, because it has only its own heads.
     """
 
     def __init__(self, *, summed: bool = False) -> None:
@@ -40,8 +40,7 @@ class _Whole(ParallelStyle):
         self.summed = summed
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _distribute(module, device_mesh, Replicate())
-        _compute_on_local_parameters(module, summed=self.summed)
+        _distribute(module, device_mesh, Replicate(), summed=self.summed)
         return module
 
 
@@ -50,10 +49,8 @@ class _ByExpert(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, Shard(0))
-        _compute_on_local_parameters(module)
         experts: Any = module
-        held = experts.num_experts // device_mesh.size()
-        first = held * device_mesh.get_local_rank()
+        first, held = _own_range(experts.num_experts, device_mesh)
         # Transformers' experts skip the id `num_experts`; this is how its own expert parallelism marks foreign ones.
         experts.num_experts = held
         experts._is_expert_parallel = True
@@ -71,14 +68,15 @@ class _ByExpert(ParallelStyle):
 
 
 class _ByVocabulary(ParallelStyle):
-    """An embedding's rows are split; each rank looks up its own, and the ranks' outputs are summed."""
+    """An embedding's rows are split; each rank looks up its own, and the ranks' outputs are summed.
+
+    PyTorch's `RowwiseParallel` for embeddings masks by boolean indices, whose number depends on the data; compilers for
+    fixed shapes, as Neuron's, want `where` and `masked_fill`.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, Shard(0))
-        _compute_on_local_parameters(module)
-        embedding: Any = module
-        held = embedding.num_embeddings // device_mesh.size()
-        first = held * device_mesh.get_local_rank()
+        first, held = _own_range(cast(nn.Embedding, module).num_embeddings, device_mesh)
         foreign: list[torch.Tensor] = []
 
         def own_rows(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -105,18 +103,18 @@ def apply_tensor_parallel(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     Split logits are what torchtitan's cross-entropy takes: each rank its share of the vocabulary, as a plain tensor.
     """
-    linear, plan = _linear_styles(), {re.compile(_pattern(name)): style for name, style in model.tp_plan.items()}
+    linear = _linear_styles()
+    plan = {re.escape(name).replace(r"\*", r"\d+"): style for name, style in model.tp_plan.items()}
     for name, module in list(model.named_modules()):
-        style = next((style for pattern, style in plan.items() if pattern.fullmatch(name)), None)
+        style = next((style for pattern, style in plan.items() if re.fullmatch(pattern, name)), None)
         if module is model.lm_head:
             _split(module, mesh, ColwiseParallel(use_local_output=True))
         elif style in _EXPERT_STYLES:
             _split(module, mesh, _ByExpert())
         elif style in linear:
             _split(module, mesh, linear[style])
-    embedding = model.get_input_embeddings()
     if model.all_tied_weights_keys:
-        _split(embedding, mesh, _ByVocabulary())
+        _split(model.get_input_embeddings(), mesh, _ByVocabulary())
         model.tie_weights()
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
@@ -136,23 +134,18 @@ def _linear_styles() -> dict[str, ParallelStyle]:
     }
 
 
-def _pattern(name: str) -> str:
-    return re.escape(name).replace(r"\*", r"\d+")
+def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement, *, summed: bool = False) -> None:
+    """Make the parameters of ``module`` DTensors, which it sees as local tensors during forward.
 
-
-def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+    Args:
+        module: on the meta device.
+        mesh: one-dimensional.
+        placement: of every parameter.
+        summed: whether each rank computes one term of a sum that is their gradient.
+    """
     for name, parameter in module.named_parameters(recurse=False):
         split = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
-
-
-def _compute_on_local_parameters(module: nn.Module, *, summed: bool = False) -> None:
-    """During forward, let ``module`` see the local tensors behind its DTensor parameters.
-
-    Args:
-        module: its parameters are DTensors.
-        summed: whether each rank computes a summand of their gradients rather than the gradient.
-    """
     kept: list[dict[str, nn.Parameter | None]] = []
 
     def to_local(_: nn.Module, __: Any) -> None:
@@ -169,8 +162,14 @@ def _compute_on_local_parameters(module: nn.Module, *, summed: bool = False) -> 
     module.register_forward_hook(restore, always_call=True)
 
 
+def _own_range(count: int, mesh: DeviceMesh) -> tuple[int, int]:
+    """First of this rank's rows of ``count``, and their number."""
+    held = count // mesh.size()
+    return held * mesh.get_local_rank(), held
+
+
 def _sum_over_ranks(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The sum of the ranks' ``value``, the same on all of them; each rank's summand gets the whole gradient."""
+    """The sum of the ranks' ``value``, the same on all of them; each rank's ``value`` gets the whole gradient."""
     partial = DTensor.from_local(value, mesh, [Partial()], run_check=False)
     return partial.redistribute(placements=[Replicate()]).to_local()
 

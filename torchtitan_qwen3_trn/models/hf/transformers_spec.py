@@ -6,7 +6,6 @@ import logging
 from typing import Literal
 
 from torchtitan.tools import utils
-from transformers import PreTrainedConfig
 
 from torchtitan_qwen3_trn.config import JobConfig
 from torchtitan_qwen3_trn.errors import JobError, Problem
@@ -43,7 +42,11 @@ def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) 
     if router_loss and not (has_router_loss(skeleton) and getattr(hf_config, "num_experts", None)):
         what = f'"aux_loss", but Transformers has no router loss for {type(skeleton).__name__}'
         raise JobError([Problem("model.load_balance", what, 'set it to "none"')])
-    _say_what_differs(config, hf_config)
+    if config.model.load_balance == "bias" and getattr(hf_config, "num_experts", None) and is_rank_zero():
+        logger.warning(
+            'model.load_balance = "bias" is torchtitan\'s own and does not exist for a Transformers model: its experts '
+            'are not balanced. "aux_loss" trains on the router loss of Transformers'
+        )
     return DescribedModelSpec(
         name=f"transformers/{hf_config.model_type}",
         flavor=name,
@@ -64,16 +67,7 @@ def model_spec_for(config: JobConfig, *, document_mask: bool, experts: Experts) 
     )
 
 
-def _say_what_differs(config: JobConfig, hf_config: PreTrainedConfig) -> None:
-    """Log that torchtitan's way of balancing experts does not exist here, where a job may have counted on it."""
-    if config.model.load_balance == "bias" and getattr(hf_config, "num_experts", None) and is_rank_zero():
-        logger.warning(
-            'model.load_balance = "bias" is torchtitan\'s own and does not exist for a Transformers model: its experts '
-            'are not balanced. "aux_loss" trains on the router loss of Transformers'
-        )
-
-
 def _experts_for(device_type: str) -> str:
-    """Grouped matrix products where they exist without conditions. According to torch-neuronx's sources its
-    ``_grouped_mm`` wants every group's rows in multiples of 128, which Transformers does not give it."""
+    """Grouped matrix products, but not on Neuron: according to torch-neuronx's sources its ``_grouped_mm`` needs the
+    rows of every group to be a multiple of 128, which Transformers does not guarantee."""
     return "eager" if device_type == "neuron" else "grouped_mm"

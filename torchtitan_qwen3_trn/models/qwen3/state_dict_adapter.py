@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.models.qwen3 import Qwen3Model
@@ -23,13 +22,13 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter as 
 
 from torchtitan_qwen3_trn.hf_files.index import file_numbers
 from torchtitan_qwen3_trn.hf_files.tensor_names import ROTARY_FREQUENCIES, listed
-from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedReader
+from torchtitan_qwen3_trn.hf_files.windowed_reader import WindowedLoading
 
 _EMBEDDING, _OUTPUT = "tok_embeddings.weight", "lm_head.weight"
 EXPERT_BIAS = re.compile(r"layers\.(\d+)\.moe\.expert_bias_E")
 
 
-class Qwen3StateDictAdapter(StockAdapter):
+class Qwen3StateDictAdapter(WindowedLoading, StockAdapter):
     """Adapter for plain and sharded (FSDP, tensor, expert parallel) state dicts of native Qwen3.
 
     The checkpointer calls `to_hf` to save, and also to plan a load: it fills the tensors `to_hf` returned
@@ -102,16 +101,6 @@ class Qwen3StateDictAdapter(StockAdapter):
         if self.model_config.enable_weight_tying and _EMBEDDING in native:
             native[_OUTPUT] = native[_EMBEDDING]
         return native
-
-    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> HuggingFaceStorageReader:
-        """A reader that keeps little of the files resident.
-
-        Raises:
-            ValueError: quantized files are asked for.
-        """
-        if from_quantized:
-            raise ValueError("checkpoint.initial_load_in_hf_quantized: quantized weights cannot be trained here")
-        return WindowedReader(path)
 
     def _ignored(self, name: str) -> bool:
         """Whether a published tensor is known to be redundant."""
