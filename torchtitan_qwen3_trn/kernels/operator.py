@@ -132,6 +132,6 @@ def _register_with_neuron(operator: Operator) -> CustomOpDef:
         cores = logical_core_size()
         return operator.launch(kernel[cores] if cores > 1 else kernel, *args)
 
-    # nki_op reads the schema from the signature. Annotations are given as types: their names mean nothing where it runs.
+    # nki_op reads the schema from the signature; names of types in annotations mean nothing where it runs.
     launch.__signature__ = inspect.signature(operator.reference, eval_str=True)  # type: ignore[attr-defined]
     return nki_op(f"{operator.name}_nki", mutates_args=())(launch)
