@@ -1,7 +1,7 @@
 """Stock's ``Trainer`` wired by hand to train what `route_overhead` trains through the plugin route.
 
 Built from stock's own configuration functions. Taken from this package is only what a CPU needs, the SDPA override
-with its document mask, and in `with_same_rope` the native route's rotary embedding, so that both sides compute the same.
+with its document mask, and in `with_same_rope` the native route's rotary embedding, so that both compute the same.
 ``torchtitan.train --module benchmarks.hand_wired --config with_same_rope`` trains it, where torchtitan sees a CPU.
 """
 
