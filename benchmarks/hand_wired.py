@@ -1,38 +1,30 @@
 """Stock's ``Trainer`` wired by hand to train what `route_overhead` trains through the plugin route.
 
-Built from stock's own configuration functions. Taken from this package is only what a CPU needs: the device module and
-the SDPA override with its document mask; with the second configuration also the rotary embedding of the native route,
-so that both sides compute the same. Run it as a job of its own with `train`.
+Built from stock's own configuration functions. Taken from this package is only what a CPU needs, the SDPA override
+with its document mask, and in `with_same_rope` the native route's rotary embedding, so that both compute the same.
+``torchtitan.train --module benchmarks.hand_wired --config with_same_rope`` trains it, where torchtitan sees a CPU.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torchtitan.tools import utils
+from torchtitan.config.override import override
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.common.rope import CosSinRoPE
+from torchtitan.models.qwen3 import config_registry, model_registry
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
 
 from torchtitan_qwen3_trn import assets
-from torchtitan_qwen3_trn.device.cpu import cpu_device_module
-
-utils.device_type, utils.device_module = "cpu", cpu_device_module  # other modules of torchtitan copy them
-
-from torchtitan.config.override import override  # noqa: E402
-from torchtitan.distributed import ParallelDims  # noqa: E402
-from torchtitan.models.common.attention import FlexAttention  # noqa: E402
-from torchtitan.models.common.rope import CosSinRoPE  # noqa: E402
-from torchtitan.models.qwen3 import config_registry, model_registry  # noqa: E402
-from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
-from torchtitan.trainer import Trainer  # noqa: E402
-
-from torchtitan_qwen3_trn.overrides.document_sdpa import DocumentSDPA, document_mask, sdpa  # noqa: E402
-from torchtitan_qwen3_trn.overrides.position_rope import GatherFreeRoPE, gather_free_rope  # noqa: E402
+from torchtitan_qwen3_trn.overrides.document_sdpa import DocumentSDPA, document_mask, sdpa
+from torchtitan_qwen3_trn.overrides.position_rope import GatherFreeRoPE, gather_free_rope
 
 VOCAB_SIZE, BATCH, SEQ_LEN = 4096, 2, 256
-STEPS = 10_000  # more than any run takes: where it ends does not change a step before the learning rate decays
+STEPS = 10_000  # more than any run takes
 
 
 class MaskedTrainer(Trainer):
@@ -103,11 +95,3 @@ def with_same_rope() -> MaskedTrainer.Config:
     made = with_stock_rope()
     made.override.imports = [*made.override.imports, "benchmarks.hand_wired.rope"]
     return made
-
-
-def train(config: Callable[[], MaskedTrainer.Config]) -> None:
-    """Train one of the configurations as ``python -m torchtitan.train`` would."""
-    from torchtitan import train
-
-    sys.argv = ["train", "--module", __name__, "--config", config.__name__]
-    train.main()

@@ -37,6 +37,8 @@ class JobError(Exception):
 
     def __init__(self, problems: Iterable[Problem], source: str = "") -> None:
         self.problems = list(problems)
+        if not all(isinstance(problem, Problem) for problem in self.problems):
+            raise TypeError(f"JobError takes a list of Problem, got {problems!r:.80}")
         self.source = source
         super().__init__(self.report())
 
@@ -47,7 +49,7 @@ class JobError(Exception):
         return "\n".join([heading, *(f"  {problem}" for problem in self.problems)])
 
 
-def error_with_line(error: Exception) -> str:
+def error_with_line(error: BaseException) -> str:
     """Type, message and origin of an exception that code of others raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

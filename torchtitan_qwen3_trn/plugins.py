@@ -7,6 +7,7 @@ Only plugins that a job enables are imported. What a job enables is its route's 
 from __future__ import annotations
 
 import difflib
+import inspect
 import keyword
 import typing
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ class LoadedPlugin:
 class PluginError(RuntimeError):
     """An implementation of a hook has failed; the exception it raised is the cause."""
 
-    def __init__(self, plugin: Installed, hook: str, error: Exception) -> None:
+    def __init__(self, plugin: Installed, hook: str, error: BaseException) -> None:
         super().__init__(f"{plugin} failed in its hook {hook}: {type(error).__name__}: {error}")
         what = f"failed in its hook {hook}: {error_with_line(error)}"
         self.problem = Problem(str(plugin), what, "repair it, or leave it out of this job")
@@ -118,10 +119,20 @@ class Plugins:
         for plugin, implementation in self._implementations(hook):
             _called(plugin, implementation, hook, config, arguments)
 
-    def first(self, hook: str, config: JobConfig, **arguments: Any) -> Any:
-        """As `call`, up to the first result that is not ``None``; returns it."""
-        results = (_called(*each, hook, config, arguments) for each in self._implementations(hook))
-        return next((result for result in results if result is not None), None)
+    def first(self, hook: str, config: JobConfig, of: type[_Item], **arguments: Any) -> _Item | None:
+        """As `call`, up to the first result that is not ``None``; returns it.
+
+        Raises:
+            JobError: also when that result is not ``of`` the type that the hook returns.
+        """
+        for plugin, implementation in self._implementations(hook):
+            result = _called(plugin, implementation, hook, config, arguments)
+            if isinstance(result, of):
+                return result
+            if result is not None:
+                what = f"its hook {hook} must return a {of.__name__} of torchtitan or None, got {result!r:.80}"
+                raise JobError([Problem(str(plugin.installed), what, "see torchtitan_qwen3_trn/hooks.py")])
+        return None
 
     def collect(
         self, hook: str, config: JobConfig, of: type[_Item], **arguments: Any
@@ -285,7 +296,7 @@ def _called(
         return implementation.function(*(given[name] for name in implementation.argnames))
     except JobError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(plugin.installed, hook, error) from error
 
 
@@ -332,6 +343,11 @@ def _bad_hooks(plugin: LoadedPlugin) -> Problem | None:
     if unknown := sorted(set(implemented) - set(hook_names())):
         what = f"{module.__name__} implements a hook that does not exist: {', '.join(unknown)}"
         return Problem(where, what, f"hooks are {', '.join(hook_names())}")
+    for name in implemented:
+        known = list(inspect.signature(getattr(hooks, name)).parameters)
+        if foreign := [each for each in inspect.signature(getattr(module, name)).parameters if each not in known]:
+            what = f"its hook {name} takes arguments that do not exist: {', '.join(foreign)}"
+            return Problem(where, what, f"there are {', '.join(known)}")
     options = (getattr(getattr(module, name), f"{hooks.PROJECT}_impl") for name in implemented)
     if any(each.get("wrapper") or each.get("hookwrapper") for each in options):
         return Problem(where, "hook wrappers are not supported", "implement the hook itself")

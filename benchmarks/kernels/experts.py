@@ -11,6 +11,7 @@ rounds. See model.py for what "modelled" means. Free slots of a tile count as mo
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -159,6 +160,12 @@ def measure() -> dict[str, float]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the modelled ratios."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for name, ratio in measure().items():
         print(f"{name}: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

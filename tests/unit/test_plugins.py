@@ -72,13 +72,13 @@ BROKEN = [
     ("import no_such_package", ["cannot be loaded", "no_such_package"]),
     ("x = 1", ["implements no hook"]),
     (IMPORT + "@hookimpl\ndef adjust_confg(config): ...", ["does not exist", "adjust_config"]),
-    (IMPORT + "@hookimpl\ndef adjust_config(konfig): ...", ["cannot be loaded", "konfig"]),
+    (IMPORT + "@hookimpl\ndef adjust_config(konfig): ...", ["takes arguments that do not exist: konfig", "options"]),
     (HELLO.replace("@dataclass(kw_only=True)\n", ""), ["Options is not a dataclass"]),
     (HELLO.replace("times: int = 1", "times: int"), ["give every field a default"]),
     ("raise SystemExit(3)", ["cannot be loaded", "SystemExit"]),
     ("def f(:", ["cannot be loaded", "SyntaxError", "line 1"]),
     (HELLO.replace("times: int", "times: 'Integer'"), ["its Options cannot be resolved", "Integer"]),
-    (IMPORT + "@hookimpl\ndef model_spec(config): return 5", ["plugins: a plugin gave 5 as the model"]),
+    (IMPORT + "@hookimpl\ndef model_spec(config): return 5", ["must return a ModelSpec of torchtitan or None, got 5"]),
 ]  # fmt: skip
 
 
@@ -313,6 +313,25 @@ def adjust_config(config, options):
 def model_spec(config):
     return native_spec.model_spec_for(config)
 """
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("import sys; sys.exit(5)", "failed in its hook check_job: SystemExit: 5"),
+        (
+            "from torchtitan_qwen3_trn.errors import JobError; raise JobError('use another')",
+            "TypeError: JobError takes",
+        ),
+    ],
+)
+def test_a_hook_that_ends_the_process_or_misuses_its_error_is_named(parse_job, install_plugin, body, words):
+    module = f"ending_{abs(hash(body))}"
+    install_plugin("ending", IMPORT + f"@hookimpl\ndef check_job():\n    {body}\n", module=module)
+    outcome = parse_job('[plugins]\nenable = ["ending"]\n')
+    assert outcome.status == 2
+    assert "1 problem\n  plugin ending (ending-dist 1.2.3): " in outcome.message
+    assert words in outcome.message
 
 
 def test_a_route_of_another_distribution_is_accepted_and_brings_its_plugins(parse_job, install_plugin):

@@ -10,6 +10,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from torch._dynamo import list_backends
+
 from torchtitan_qwen3_trn.checks.checkpoints import check_checkpoint_folders
 from torchtitan_qwen3_trn.checks.data import check_text, check_tokenizer
 from torchtitan_qwen3_trn.checks.optimizer import check_optimizer
@@ -89,12 +91,9 @@ def _compilation(config: JobConfig) -> Iterator[Problem]:
     for name in config.compile.components:
         if name not in ("model", "loss"):
             yield Problem("compile.components", f"{name!r} cannot be compiled", "choose from model and loss")
-    if config.compile.backend != "inductor":
-        from torch._dynamo import list_backends
-
-        if config.compile.backend not in list_backends(exclude_tags=None):
-            what = f"torch has no compiler back end {config.compile.backend!r}"
-            yield Problem("compile.backend", what, f"choose one of {', '.join(list_backends())}")
+    if config.compile.backend not in list_backends(exclude_tags=None):
+        what = f"torch has no compiler back end {config.compile.backend!r}"
+        yield Problem("compile.backend", what, f"choose one of {', '.join(list_backends())}")
 
 
 def _profiler(config: JobConfig) -> list[Problem]:

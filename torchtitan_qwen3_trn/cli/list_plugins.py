@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from torchtitan_qwen3_trn.cli.table import print_table
+from torchtitan_qwen3_trn.errors import JobError, Problem
 from torchtitan_qwen3_trn.job.values import describe
 from torchtitan_qwen3_trn.plugins import (
     Installed,
@@ -32,15 +34,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every installed plugin; status 1 when one of them cannot be loaded."""
-    routes = {name: plugins_of_route(same_name[0]) for name, same_name in installed_routes().items()}
+    """Print every installed plugin; status 1 when a plugin or a route cannot be loaded."""
+    routes, problems = _routes()
     rows = [describe_plugin(plugin, routes) for group in installed_plugins().values() for plugin in group]
     rows.sort(key=lambda row: row["name"])
     if arguments.json:
         print(json.dumps(rows, indent=2, default=str))  # noqa: T201
     else:
         _print_table(rows)
-    return int(any(row["problem"] for row in rows))
+    for problem in problems:
+        print(problem, file=sys.stderr)  # noqa: T201
+    return int(bool(problems) or any(row["problem"] for row in rows))
+
+
+def _routes() -> tuple[dict[str, tuple[str, ...]], list[Problem]]:
+    """The plugins of every installed route, and why routes cannot be read."""
+    routes, problems = {}, []
+    for route in (route for same_name in installed_routes().values() for route in same_name):
+        try:
+            routes[route.name] = plugins_of_route(route)
+        except JobError as error:
+            problems += error.problems
+    return routes, problems
 
 
 def describe_plugin(plugin: Installed, routes: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:

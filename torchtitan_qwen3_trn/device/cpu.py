@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +145,6 @@ def use_sum_reduction(model_parts: Iterable[torch.nn.Module]) -> None:
 
     gloo has no PREMUL_SUM, which FSDP2 otherwise picks for its reduce-scatter when a divide factor is set.
     """
-    from torch.distributed.fsdp import FSDPModule
-
     for part in model_parts:
         for module in part.modules():
             if isinstance(module, FSDPModule):

@@ -80,6 +80,8 @@ def lay_over(table: Table, overlay: Table) -> tuple[Table, list[str]]:
 
 
 def _parse(path: Path) -> Table:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise _unreadable(path, "is not a regular file", "name the TOML file itself")
     try:
         text = path.read_bytes().decode("utf-8-sig")  # some editors put a byte-order mark in front
     except FileNotFoundError:
@@ -94,6 +96,8 @@ def _parse(path: Path) -> Table:
         return _with_underscores(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise _unreadable(path, f"is not TOML: {error}") from None
+    except RecursionError:
+        raise _unreadable(path, "is not a job file: it is nested too deeply") from None
 
 
 def _with_underscores(value: Any) -> Any:

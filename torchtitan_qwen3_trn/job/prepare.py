@@ -129,13 +129,9 @@ def _plan(
 def _choose_model(config: JobConfig, plugins: Plugins, machine: Machine) -> bool:
     """Take the model of the plugin that has one for this job; whether there is any."""
     if config.model_spec is None:
-        config.model_spec = plugins.first("model_spec", config, machine=machine)
+        config.model_spec = plugins.first("model_spec", config, ModelSpec, machine=machine)
     if config.model_spec is None:
         return False
-    if not isinstance(config.model_spec, ModelSpec):
-        what = f"a plugin gave {config.model_spec!r:.80} as the model, which must be a ModelSpec of torchtitan"
-        config.model_spec = None
-        raise JobError([Problem("plugins", what, f"the plugins asked are {plugins.names}")])
     cross_entropy = config.loss.loss_fn if isinstance(config.loss, ChunkedLossWrapper.Config) else config.loss
     if isinstance(cross_entropy, CrossEntropyLoss.Config) and cross_entropy.global_vocab_size is None:
         cross_entropy.global_vocab_size = getattr(config.model_spec.model, "vocab_size", None)

@@ -16,7 +16,7 @@ from torchtitan.hf_datasets.text_datasets import (
 )
 
 from torchtitan_qwen3_trn.config import TOP_LEVEL_HOMES, JobConfig, OptimizerOptions, PluginsConfig
-from torchtitan_qwen3_trn.errors import Problem, join, show
+from torchtitan_qwen3_trn.errors import Problem, did_you_mean, join, show
 from torchtitan_qwen3_trn.job.legacy import Table
 from torchtitan_qwen3_trn.job.values import Problems, apply_table, check_value, refusal, unknown_key, visible_fields
 from torchtitan_qwen3_trn.plugins import installed_plugins
@@ -133,8 +133,11 @@ def _dataloader(current: Any, table: Table, where: str, problems: Problems) -> A
 def _plugins(current: PluginsConfig, table: Table, where: str, problems: Problems) -> PluginsConfig:
     """Lists, and options of enabled plugins; options of an installed plugin that is not enabled are left alone."""
     known = {item.name for item in fields(current)}
-    idle = {plugin.replace("-", "_") for plugin in installed_plugins()} - known
-    used = {key: value for key, value in table.items() if key.replace("-", "_") not in idle}
+    installed = {plugin.replace("-", "_"): plugin for plugin in installed_plugins()}
+    used = {key: value for key, value in table.items() if key in known}
+    for key in table.keys() - known - installed.keys():
+        fix = did_you_mean(key.replace("_", "-"), ["enable", "disable", *installed.values()])
+        problems.append(Problem(join(where, key), "unknown key, and no plugin is called that", fix))
     return apply_table(current, used, where, problems)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -127,9 +128,10 @@ def _register_with_neuron(operator: Operator) -> CustomOpDef:
     nki_op = importlib.import_module("torch_neuronx").nki_op
     kernel = getattr(importlib.import_module(module_name), function)
 
-    @functools.wraps(operator.reference)  # nki_op reads the schema from the signature
     def launch(*args: Any) -> Any:
         cores = logical_core_size()
         return operator.launch(kernel[cores] if cores > 1 else kernel, *args)
 
+    # nki_op reads the schema from the signature; names of types in annotations mean nothing where it runs.
+    launch.__signature__ = inspect.signature(operator.reference, eval_str=True)  # type: ignore[attr-defined]
     return nki_op(f"{operator.name}_nki", mutates_args=())(launch)

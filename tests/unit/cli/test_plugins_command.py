@@ -29,3 +29,11 @@ def test_paths_stay_whole_where_no_terminal_sets_the_width(capsys, tmp_path):
     folder = tmp_path / ("a-long-name-" * 12) / "[/model]"
     assert main(["verify-weights", str(folder)]) == 1
     assert f"{folder}: does not exist" in capsys.readouterr().out
+
+
+def test_a_route_that_cannot_be_read_is_reported_beside_the_list(install_plugin, capsys):
+    install_plugin("lone", "", routes={"odd": 3}, module="lone_module")
+    assert main(["plugins"]) == 1
+    printed = capsys.readouterr()
+    assert "safetensors-export" in printed.out
+    assert "route odd (lone-dist 1.2.3)" in printed.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,16 @@ def test_cpu_profiles_of_the_examples_change_only_sizes(parse):
         changed = [line.split("Profile cpu: ")[1] for line in outcome.log.splitlines() if "Profile cpu: " in line]
         assert changed
         assert {line.split(".")[0] for line in changed} <= sizes
+
+
+def test_a_fifo_is_not_opened(parse, tmp_path):
+    os.mkfifo(tmp_path / "job.toml")
+    outcome = parse("--job.config_file", tmp_path / "job.toml")
+    assert outcome.status == 2
+    assert "is not a regular file" in outcome.message
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(parse_job):
+    outcome = parse_job("x = " + "[" * 5000, base="")
+    assert outcome.status == 2
+    assert "nested too deeply" in outcome.message

@@ -16,8 +16,6 @@ from torchtitan_qwen3_trn.models.hf_config import first_lines
 # Transformers detects packed documents by their positions and builds a mask for them, but not for an attention function
 # without a mask function of its own: then attention is causal over the whole row.
 _MASK_FREE = "sdpa_without_document_mask"
-# Transformers' own attention under a second name, in its public registry: the only way to ask for no mask.
-AttentionInterface.register(_MASK_FREE, sdpa_attention_forward)
 
 
 def build(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> PreTrainedModel:
@@ -28,12 +26,18 @@ def build(hf_config: PreTrainedConfig, *, document_mask: bool, experts: str) -> 
         document_mask: whether attention will be given a mask. Without one it is causal over the whole row.
         experts: how Transformers computes experts: ``eager``, ``grouped_mm`` or ``batched_mm``.
     """
-    options: dict[str, Any] = {"attn_implementation": "sdpa" if document_mask else _MASK_FREE}
+    options: dict[str, Any] = {"attn_implementation": "sdpa" if document_mask else _mask_free_attention()}
     if getattr(hf_config, "num_experts_per_tok", None):
         options["experts_implementation"] = experts
     return AutoModelForCausalLM.from_config(
         copy.deepcopy(hf_config), dtype=torch.get_default_dtype(), trust_remote_code=False, **options
     )
+
+
+def _mask_free_attention() -> str:
+    """Transformers' own attention under a second name, in its public registry: the only way to ask for no mask."""
+    AttentionInterface.register(_MASK_FREE, sdpa_attention_forward)
+    return _MASK_FREE
 
 
 def build_on_meta(
